@@ -1,0 +1,87 @@
+"""What a user can set: the product to compile for, and what to do about a layer that is left alone.
+
+``Soc`` names the Ascend products by the short names that the documentation of the ops uses.
+``Config`` is an immutable value, given once to :func:`moe_graph.npu_backend`.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class Soc(str, enum.Enum):
+    """An Ascend product. ``A2`` is Ascend 910B, ``A3`` is Ascend 910_93, ``950`` is Ascend 950."""
+
+    A2 = "A2"
+    A3 = "A3"
+    ASCEND950 = "950"
+
+    @classmethod
+    def parse(cls, name: str) -> Soc:
+        """Return the product called `name`.
+
+        Raises:
+            ValueError: `name` is none of ``"A2"``, ``"A3"``, ``"950"``.
+        """
+        try:
+            return cls(name.strip().upper())
+        except ValueError:
+            wanted = ", ".join(repr(soc.value) for soc in cls)
+            raise ValueError(
+                f"unsupported product: got {name!r}, want one of {wanted}; "
+                "set MOE_GRAPH_SOC or Config(soc=...) to one of these"
+            ) from None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Soc:
+        """Return the product that ``MOE_GRAPH_SOC`` names, ``A2`` when it is unset."""
+        return cls.parse(environ.get("MOE_GRAPH_SOC", cls.A2.value))
+
+
+ON_MISS = ("warn", "error", "ignore")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one backend.
+
+    Args:
+        soc: product to check limits against, ``"A2"``, ``"A3"`` or ``"950"``; None takes
+            ``MOE_GRAPH_SOC`` (default ``"A2"``) on the emulated stack and the device's own name on
+            a real one.
+        on_miss: what to do about a MoE layer that was recognised in part but not rewritten:
+            ``"warn"`` logs one line, ``"error"`` raises :class:`moe_graph.report.KeptLayerError`,
+            ``"ignore"`` leaves it to the report.
+        verify: run every rewritten region against the nodes it replaced, on random inputs, while
+            compiling; a difference is an error.
+        dump_dir: directory that receives the FX graph before and after the passes, the GE graph and
+            ``report.json``; None writes nothing.
+
+    Raises:
+        ValueError: a field has a value that is not listed above.
+    """
+
+    soc: str | None = None
+    on_miss: str = "warn"
+    verify: bool = False
+    dump_dir: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_miss not in ON_MISS:
+            raise ValueError(f"Config.on_miss: got {self.on_miss!r}, want one of {ON_MISS}")
+        if self.soc is not None:
+            Soc.parse(self.soc)
+
+    @property
+    def product(self) -> Soc:
+        """The product that limits are checked against."""
+        return Soc.parse(self.soc) if self.soc is not None else Soc.from_environment()
+
+    @property
+    def dump_path(self) -> Path | None:
+        """`dump_dir` as a path, None when nothing is to be written."""
+        return Path(self.dump_dir) if self.dump_dir is not None else None
