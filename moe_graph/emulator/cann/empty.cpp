@@ -1,0 +1,1 @@
+// Body of the libraries that only lend their name: see CMakeLists.txt.
