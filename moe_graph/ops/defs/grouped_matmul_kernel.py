@@ -1,0 +1,145 @@
+"""Arithmetic of GroupedMatmul: one ``torch.mm`` into a slice of the output per group.
+
+Weights are transposed as views and inputs are never copied, except where a bias must be added
+before the only rounding of a 16-bit product.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from moe_graph.ops.opdef import Call, Tensors
+
+_INNER, _ROWS = 2, 0
+_COUNT = 1
+
+
+def compute(op: Call) -> Tensors:
+    """Multiply; the shapes are those of `grouped_matmul.py`."""
+    if op.group_type == _INNER:
+        return [_inner(op)]
+    if op.group_type == _ROWS:
+        return [_rows(op)]
+    return [
+        _product(x, _oriented(op, op.weight[group]), _bias(op, group), None)
+        for group, x in enumerate(op.x)
+    ]
+
+
+def _rows(op: Call) -> torch.Tensor:
+    columns = op.weight[0].shape[-2 if op.transpose_weight else -1]
+    total = sum(x.shape[0] for x in op.x)
+    y = op.x[0].new_empty((total, columns))
+    ends = _ends(op, total) if op.group_list is not None else _ends_of_tensors(op)
+    begin = 0
+    for group, end in enumerate(ends):
+        if end > begin:
+            x = op.x[group] if len(op.x) > 1 else op.x[0][begin:end]
+            weight = op.weight[0][group] if op.weight[0].dim() == 3 else op.weight[group]
+            _product(x, _oriented(op, weight), _bias(op, group), y[begin:end])
+        begin = end
+    y[begin:].fill_(torch.nan)
+    return y
+
+
+def _inner(op: Call) -> torch.Tensor:
+    (x,), (weight,) = op.x, op.weight
+    ends = _ends(op, x.shape[0])
+    y = x.new_empty((len(ends), x.shape[1], weight.shape[1]))
+    begin = 0
+    for group, end in enumerate(ends):
+        if end > begin:
+            torch.mm(x[begin:end].t(), weight[begin:end], out=y[group])
+        else:
+            y[group].zero_()
+        begin = end
+    return y
+
+
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    if out is None:
+        out = x.new_empty((x.shape[0], weight.shape[1]))
+    if bias is None:
+        return torch.mm(x, weight, out=out)
+    if x.dtype is torch.float32:
+        return torch.addmm(bias, x, weight, out=out)
+    wide = torch.addmm(bias.to(torch.float32), x.to(torch.float32), weight.to(torch.float32))
+    return out.copy_(wide)
+
+
+def _oriented(op: Call, weight: torch.Tensor) -> torch.Tensor:
+    return weight.t() if op.transpose_weight else weight
+
+
+def _bias(op: Call, group: int) -> torch.Tensor | None:
+    if not op.bias:
+        return None
+    return op.bias[0][group] if op.bias[0].dim() == 2 else op.bias[group]
+
+
+def _ends_of_tensors(op: Call) -> list[int]:
+    ends: list[int] = []
+    for x in op.x:
+        ends.append((ends[-1] if ends else 0) + x.shape[0])
+    return ends
+
+
+def _ends(op: Call, rows: int) -> list[int]:
+    """Return the end of each group, checked: ascending, within `rows`, and equal to x's if many."""
+    values = op.group_list.tolist()
+    ends: list[int] = []
+    previous = 0
+    for group, value in enumerate(values):
+        end = previous + value if op.group_list_type == _COUNT else value
+        if end < previous:
+            raise op.error(
+                "group_list",
+                got=f"{value} at {group}",
+                want=">= 0" if op.group_list_type == _COUNT else f">= {previous}, the value before",
+            )
+        ends.append(end)
+        previous = end
+    if previous > rows:
+        raise op.error(
+            "group_list", got=f"groups of {previous} rows", want=f"<= {rows}, those of x"
+        )
+    if len(op.x) > 1 and ends != (of_tensors := _ends_of_tensors(op)):
+        raise op.error("group_list", got=f"ends {ends}", want=f"{of_tensors}, the rows of x")
+    return ends
+
+
+def naive(op: Call) -> Tensors:
+    """The definition: every element of y is one fp32 dot product plus bias, rounded once."""
+    wide_x = [x.to(torch.float32) for x in op.x]
+    weights = list(op.weight[0]) if op.weight[0].dim() == 3 else list(op.weight)
+    if op.group_type == _INNER:
+        x, weight = wide_x[0], weights[0].to(torch.float32)
+        sizes = _sizes(op)
+        rows = sum(sizes)
+        parts = zip(x[:rows].split(sizes), weight[:rows].split(sizes), strict=True)
+        return [torch.stack([a.t() @ b for a, b in parts]).to(op.x[0].dtype)]
+    wide = [(w.t() if op.transpose_weight else w).to(torch.float32) for w in weights]
+    if op.group_type == _ROWS:
+        joined = torch.cat(wide_x)
+        sizes = _sizes(op) if op.group_list is not None else [x.shape[0] for x in wide_x]
+        wide_x = list(joined[: sum(sizes)].split(sizes))
+    products = []
+    for group, (x, weight) in enumerate(zip(wide_x, wide, strict=True)):
+        product = x @ weight
+        if op.bias:
+            product = product + (op.bias[0][group] if op.bias[0].dim() == 2 else op.bias[group])
+        products.append(product.to(op.x[0].dtype))
+    if op.group_type != _ROWS:
+        return list(products)
+    y = torch.cat(products)
+    unwritten = joined.shape[0] - y.shape[0]
+    return [torch.cat([y, y.new_full((unwritten, y.shape[1]), torch.nan)])]
+
+
+def _sizes(op: Call) -> list[int]:
+    values = op.group_list.tolist()
+    if op.group_list_type == _COUNT:
+        return values
+    return [end - begin for begin, end in zip([0, *values], values, strict=False)]

@@ -1,0 +1,329 @@
+"""MoeFinalizeRoutingV2: bring the experts' rows back to token order and add them up.
+
+``y[i] = x1[i] + x2[i] + sum over k of scales[i, k] * (expanded_x[row(i, k)] + bias[e(i, k)])``,
+where ``e(i, k) = expert_idx[i, k]``.
+
+``drop_pad_mode`` says how ``expanded_row_idx`` lists the rows and whether some are dropped:
+
+| mode | row(i, k)          | expanded_x  | dropped copies   |
+|------|--------------------|-------------|------------------|
+| 0    | ``idx[k * T + i]`` | ``[T*K, H]``| none             |
+| 1    | ``idx[k * T + i]`` | ``[E, C, H]``| index -1, skipped |
+| 2    | ``idx[i * K + k]`` | ``[T*K, H]``| none             |
+| 3    | ``idx[i * K + k]`` | ``[E, C, H]``| index -1, skipped |
+
+Products and sums are taken one after the other, k ascending, in fp32 with one final rounding;
+fp16 is summed in fp16 on A2 and A3. Without ``scales`` every weight is 1 and K is the attribute k.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_graph.config import Soc
+from moe_graph.ops.defs.tokens import token_chunks
+from moe_graph.ops.dims import UNKNOWN, UNKNOWN_RANK, floordiv, is_unknown, mul
+from moe_graph.ops.opdef import (
+    Attr,
+    Autograd,
+    Call,
+    Input,
+    OpDef,
+    Output,
+    Specs,
+    Tensors,
+    TensorSpec,
+)
+from moe_graph.ops.registry import register
+
+_NO_RANGE = (-1, -1)
+_RANGES = ("zero_expert_range", "copy_expert_range", "constant_expert_range")
+
+
+def _is_row_major(op: Any) -> bool:
+    return op.drop_pad_mode in (2, 3)
+
+
+def _has_drops(op: Any) -> bool:
+    return op.drop_pad_mode in (1, 3)
+
+
+def _shapes(op: Call) -> Specs:
+    op.expect_one_of("drop_pad_mode", (0, 1, 2, 3))
+    ranks = {"expanded_x": 3 if _has_drops(op) else 2, "expanded_row_idx": 1}
+    ranks |= dict.fromkeys(("x1", "x2", "bias", "scales", "expert_idx"), 2)
+    present = {name: rank for name, rank in ranks.items() if getattr(op, name) is not None}
+    dims = {name: op.dims(name, rank) for name, rank in present.items()}
+    dtype = op.expanded_x.dtype
+    if not all(getattr(op, name).rank_known for name in present):
+        return [TensorSpec(UNKNOWN_RANK, dtype)]
+    if any(is_unknown(dim) for shape in dims.values() for dim in shape):
+        return [TensorSpec((UNKNOWN, UNKNOWN), dtype)]
+
+    (copies,) = dims["expanded_row_idx"]
+    hidden = dims["expanded_x"][-1]
+    tokens = dims["scales"][0] if "scales" in dims else floordiv(copies, max(op.k, 1))
+    for name in ("x1", "x2", "scales", "expert_idx"):
+        if name in dims:
+            op.expect_equal(name, dims[name][0], tokens, "dim 0")
+    for name in ("x1", "x2", "bias"):
+        if name in dims:
+            op.expect_equal(name, dims[name][1], hidden, "dim 1")
+    if "scales" in dims and "expert_idx" in dims:
+        op.expect_equal("expert_idx", dims["expert_idx"][1], dims["scales"][1], "dim 1")
+    if not _has_drops(op):
+        op.expect_equal("expanded_row_idx", copies, dims["expanded_x"][0], "dim 0")
+    if op.k > 1 and "scales" in dims:
+        op.expect_equal("scales", dims["scales"][1], op.k, "dim 1")
+    return [TensorSpec((tokens, hidden), dtype)]
+
+
+def _limits(op: Call) -> None:
+    for name in _RANGES:
+        if getattr(op, name) != _NO_RANGE:
+            raise op.error(name, got=getattr(op, name), want=f"{_NO_RANGE} (no such experts)")
+    if op.x2 is not None and op.x1 is None:
+        raise op.error("x1", got="nothing", want="a tensor, since x2 is given")
+    if op.bias is not None and op.expert_idx is None:
+        raise op.error("expert_idx", got="nothing", want="a tensor, since bias is given")
+    op.expect_at_least("k", 1)
+    (copies,) = op.dims("expanded_row_idx", rank=1)
+    if op.scales is not None:
+        tokens, top_k = op.dims("scales", rank=2)
+        op.expect_equal("expanded_row_idx", copies, mul(tokens, top_k), "dim 0")
+    elif isinstance(copies, int) and copies % op.k:
+        raise op.error(
+            "expanded_row_idx", got=f"{copies} indices", want=f"a multiple of k = {op.k}"
+        )
+
+
+def _top_k(op: Any) -> int:
+    return op.k if op.scales is None else op.scales.shape[1]
+
+
+def rows_by_copy(row_idx: torch.Tensor, top_k: int, row_major: bool) -> torch.Tensor:
+    """Return the flat indices as ``[K, T]``."""
+    tokens = row_idx.numel() // max(top_k, 1)
+    return row_idx.view(tokens, top_k).t() if row_major else row_idx.view(top_k, tokens)
+
+
+def _check_indices(op: Call, rows: int) -> None:
+    low_allowed = -1 if _has_drops(op) else 0
+    check_range(op, "expanded_row_idx", low_allowed, rows, "the rows of expanded_x")
+    if op.bias is not None:
+        check_range(op, "expert_idx", 0, op.bias.shape[0], "the rows of bias")
+
+
+def check_range(op: Call, argument: str, low: int, end: int, meaning: str) -> None:
+    """Raise unless all values of the integer tensor `argument` are in ``[low, end)``."""
+    tensor = getattr(op, argument)
+    if tensor.numel() == 0:
+        return
+    smallest, largest = (int(bound) for bound in torch.aminmax(tensor))
+    if smallest < low or largest >= end:
+        raise op.error(
+            argument,
+            got=f"values from {smallest} to {largest}",
+            want=f"values in [{low}, {end}), {meaning}",
+        )
+
+
+def _sum_dtype(op: Call) -> torch.dtype:
+    in_half = op.expanded_x.dtype is torch.float16 and op.soc is not Soc.ASCEND950
+    return torch.float16 if in_half else torch.float32
+
+
+def _compute(op: Call) -> Tensors:
+    hidden = op.expanded_x.shape[-1]
+    rows = op.expanded_x.reshape(-1, hidden)
+    _check_indices(op, rows.shape[0])
+    top_k = _top_k(op)
+    index = rows_by_copy(op.expanded_row_idx, top_k, _is_row_major(op)).contiguous()
+    tokens = index.shape[1]
+    experts = op.expert_idx.t().contiguous() if op.bias is not None else None
+    kept = None
+    if _has_drops(op):
+        kept = index >= 0
+        index = index.clamp(min=0)
+    sum_dtype = _sum_dtype(op)
+    output = rows.new_empty((tokens, hidden))
+    for chunk in token_chunks(tokens, hidden):
+        total = _start(op, chunk, hidden, sum_dtype)
+        for k in range(top_k if rows.shape[0] else 0):
+            part = rows.index_select(0, index[k, chunk]).to(sum_dtype)
+            if experts is not None:
+                part.add_(op.bias.index_select(0, experts[k, chunk]))
+            if op.scales is not None:
+                part.mul_(op.scales[chunk, k : k + 1])
+            if kept is None:
+                total.add_(part)
+            else:
+                # A select, not a product with 0: dropped copies must not touch the sum.
+                total = torch.where(kept[k, chunk].unsqueeze(1), total + part, total)
+        output[chunk] = total
+    return [output]
+
+
+def _start(op: Call, chunk: slice, hidden: int, dtype: torch.dtype) -> torch.Tensor:
+    if op.x1 is None:
+        return op.expanded_x.new_zeros((chunk.stop - chunk.start, hidden), dtype=dtype)
+    total = op.x1[chunk].to(dtype, copy=True)
+    return total if op.x2 is None else total.add_(op.x2[chunk])
+
+
+def _naive(op: Call) -> Tensors:
+    hidden = op.expanded_x.shape[-1]
+    rows = op.expanded_x.reshape(-1, hidden)
+    _check_indices(op, rows.shape[0])
+    top_k = _top_k(op)
+    tokens = op.expanded_row_idx.numel() // max(top_k, 1)
+    dtype = _sum_dtype(op)
+    output = torch.empty((tokens, hidden), dtype=rows.dtype)
+    for i in range(tokens):
+        total = torch.zeros(hidden, dtype=dtype)
+        if op.x1 is not None:
+            total = op.x1[i].to(dtype)
+        if op.x2 is not None:
+            total = total + op.x2[i].to(dtype)
+        for k in range(top_k):
+            at = i * top_k + k if _is_row_major(op) else k * tokens + i
+            row = int(op.expanded_row_idx[at])
+            if row == -1:
+                continue
+            part = rows[row].to(dtype)
+            if op.bias is not None:
+                part = part + op.bias[op.expert_idx[i, k]].to(dtype)
+            if op.scales is not None:
+                part = part * op.scales[i, k].to(dtype)
+            total = total + part
+        output[i] = total
+    return [output]
+
+
+def _save(ctx: Any, op: Any, outputs: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(
+        op.expanded_x,
+        op.expanded_row_idx,
+        op.scales,
+        op.bias,
+        op.expert_idx if op.bias is not None else None,
+    )
+    ctx.drop_pad_mode = op.drop_pad_mode
+    ctx.k = op.k
+    ctx.has_x1, ctx.has_x2 = op.x1 is not None, op.x2 is not None
+
+
+def _backward(ctx: Any, grad_y: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    expanded_x, row_idx, scales, bias, expert_idx = ctx.saved_tensors
+    weights = scales
+    if weights is None and ctx.k > 1:
+        # The gradient op reads K off the scales.
+        weights = grad_y.new_ones((grad_y.shape[0], ctx.k))
+    top_k = 1 if weights is None else int(weights.shape[1])
+    if not _is_row_major(ctx) and top_k > 1:
+        row_idx = row_idx.view(top_k, grad_y.shape[0]).t().reshape(-1)
+    grads: dict[str, torch.Tensor | None] = {
+        "x1": grad_y if ctx.has_x1 else None,
+        "x2": grad_y if ctx.has_x2 else None,
+    }
+    grad_rows, grad_scales = _grad_rows_and_scales(
+        ctx, grad_y, row_idx, expanded_x, weights, expert_idx, bias
+    )
+    grads["expanded_x"] = grad_rows
+    if scales is not None:
+        grads["scales"] = grad_scales
+    if bias is not None:
+        grads["bias"] = _grad_bias(ctx, grad_y, row_idx, weights, expert_idx, bias)
+    return grads
+
+
+def _grad_rows_and_scales(
+    ctx: Any,
+    grad_y: torch.Tensor,
+    row_idx: torch.Tensor,
+    expanded_x: torch.Tensor,
+    weights: torch.Tensor | None,
+    expert_idx: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    drops = _has_drops(ctx)
+    # On A2 the gradient op has no column that mixes dtypes, so mixed calls run in fp32.
+    mixed = weights is not None and weights.dtype != grad_y.dtype
+
+    def uniform(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return tensor.to(torch.float32) if mixed and tensor is not None else tensor
+
+    grad_rows, grad_scales = torch.ops.moe_graph.moe_finalize_routing_v2_grad(
+        uniform(grad_y),
+        row_idx,
+        None if weights is None else uniform(expanded_x),
+        uniform(weights),
+        expert_idx,
+        uniform(bias),
+        1 if drops else 0,
+        0,
+        int(expanded_x.shape[0]) if drops else 0,
+        int(expanded_x.shape[1]) if drops else 0,
+    )
+    if mixed:
+        assert weights is not None
+        return grad_rows.to(expanded_x.dtype), grad_scales.to(weights.dtype)
+    return grad_rows, grad_scales
+
+
+def _grad_bias(
+    ctx: Any,
+    grad_y: torch.Tensor,
+    row_idx: torch.Tensor,
+    weights: torch.Tensor | None,
+    expert_idx: torch.Tensor,
+    bias: torch.Tensor,
+) -> torch.Tensor:
+    """``grad_bias[e] = sum over copies of expert e of weight * grad_y``, as one matrix product."""
+    tokens = grad_y.shape[0]
+    if weights is None:
+        weights = grad_y.new_ones((tokens, 1))
+    weights = weights.to(torch.float32)
+    if _has_drops(ctx):
+        kept = (row_idx >= 0).view(tokens, weights.shape[1])
+        weights = weights * kept.to(torch.float32)
+    per_expert = torch.zeros(
+        (tokens, bias.shape[0]), dtype=torch.float32, device=grad_y.device
+    ).scatter_add(1, expert_idx.to(torch.int64), weights)
+    return torch.mm(per_expert.t(), grad_y.to(torch.float32)).to(bias.dtype)
+
+
+_ROWS = (torch.float16, torch.float32, torch.bfloat16, torch.bfloat16)
+_ROWS_950 = (torch.float16,) * 3 + (torch.float32,) * 3 + (torch.bfloat16,) * 3
+_SCALES = (torch.float16, torch.float32, torch.bfloat16, torch.float32)
+_SCALES_950 = (torch.float16, torch.float32, torch.bfloat16) * 3
+
+OPDEF = register(
+    OpDef(
+        ge_type="MoeFinalizeRoutingV2",
+        inputs=(
+            Input("expanded_x", _ROWS, dtypes_950=_ROWS_950),
+            Input("expanded_row_idx", (torch.int32,)),
+            Input("x1", _ROWS, "optional", _ROWS_950),
+            Input("x2", _ROWS, "optional", _ROWS_950),
+            Input("bias", _ROWS, "optional", _ROWS_950),
+            Input("scales", _SCALES, "optional", _SCALES_950),
+            Input("expert_idx", (torch.int32,), "optional"),
+        ),
+        outputs=(Output("y"),),
+        attrs=(
+            Attr("drop_pad_mode", "Int", 0),
+            *(Attr(name, "ListInt", _NO_RANGE) for name in _RANGES),
+            Attr("k", "Int", 1),
+        ),
+        shape_rule=_shapes,
+        limits=_limits,
+        compute=_compute,
+        naive=_naive,
+        autograd=Autograd(_save, _backward),
+        doc="ops-transformer moe/moe_finalize_routing_v2: infershape, tiling; "
+        "docs/aclnnMoeFinalizeRoutingV2.md; sum order of MoeFinalizeRouting's kernels",
+    )
+)

@@ -1,0 +1,206 @@
+"""MoeFinalizeRoutingV2Grad: gradient of MoeFinalizeRoutingV2 (row-major index lists).
+
+With copy ``c = i * K + k`` of token ``i`` and its row ``r = expanded_row_idx[c]``:
+
+- ``grad_expanded_x[r] = grad_y[i] * scales[i, k]``; rows of dropped copies do not exist, free slots
+  of drop/pad are zero;
+- ``grad_scales[i, k] = sum over j of (expanded_x[r, j] + bias[e, j]) * grad_y[i, j]`` with
+  ``e = expert_idx[i, k]``, 0 for a dropped copy.
+
+Without ``scales`` K is 1 and ``grad_scales`` is left unwritten.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from moe_graph.ops.defs.moe_finalize_routing_v2 import check_range, rows_by_copy
+from moe_graph.ops.defs.tokens import token_chunks
+from moe_graph.ops.dims import UNKNOWN_RANK, minimum, mul
+from moe_graph.ops.opdef import Attr, Call, Input, OpDef, Output, Specs, Tensors, TensorSpec
+from moe_graph.ops.registry import register
+
+DROPLESS, DROP_PAD = 0, 1
+_OPTIONAL = ("expanded_x", "scales", "expert_idx", "bias")
+
+
+def _shapes(op: Call) -> Specs:
+    drop_pad = op.expect_one_of("drop_pad_mode", (DROPLESS, DROP_PAD)) == DROP_PAD
+    for name in ("active_num", "expert_num", "expert_capacity"):
+        op.expect_at_least(name, 0)
+    scales_dtype = (op.grad_y if op.scales is None else op.scales).dtype
+    present = [getattr(op, name) for name in ("grad_y", "expanded_row_idx", *_OPTIONAL)]
+    if not all(spec is None or spec.rank_known for spec in present):
+        return [
+            TensorSpec(UNKNOWN_RANK, op.grad_y.dtype),
+            TensorSpec(UNKNOWN_RANK, scales_dtype),
+        ]
+    tokens, hidden = op.dims("grad_y", rank=2)
+    (copies,) = op.dims("expanded_row_idx", rank=1)
+    top_k = 1 if op.scales is None else op.dims("scales", rank=2)[1]
+    if drop_pad:
+        expanded = (op.expert_num, op.expert_capacity, hidden)
+    else:
+        expanded = (minimum(copies, op.active_num) if op.active_num > 0 else copies, hidden)
+    return [TensorSpec(expanded, op.grad_y.dtype), TensorSpec((tokens, top_k), scales_dtype)]
+
+
+def _limits(op: Call) -> None:
+    tokens, hidden = op.dims("grad_y", rank=2)
+    (copies,) = op.dims("expanded_row_idx", rank=1)
+    if op.scales is None:
+        op.expect_equal("expanded_row_idx", copies, tokens, "dim 0")
+    else:
+        _scaled_limits(op)
+    if op.bias is not None:
+        if op.expert_idx is None:
+            raise op.error("expert_idx", got="nothing", want="a tensor, since bias is given")
+        experts, bias_hidden = op.dims("bias", rank=2)
+        op.expect_equal("bias", bias_hidden, hidden, "dim 1")
+        if op.drop_pad_mode == DROP_PAD:
+            op.expect_equal("bias", experts, op.expert_num, "dim 0")
+    if op.drop_pad_mode == DROP_PAD:
+        op.expect_at_least("expert_num", 1)
+        op.expect_at_least("expert_capacity", 1)
+
+
+def _scaled_limits(op: Call) -> None:
+    tokens, hidden = op.dims("grad_y", rank=2)
+    (copies,) = op.dims("expanded_row_idx", rank=1)
+    scale_tokens, top_k = op.dims("scales", rank=2)
+    op.expect_equal("scales", scale_tokens, tokens, "dim 0")
+    op.expect_equal("expanded_row_idx", copies, mul(tokens, top_k), "dim 0")
+    if op.expanded_x is None:
+        raise op.error("expanded_x", got="nothing", want="a tensor, since scales is given")
+    rows = op.dims("expanded_x", rank=3 if op.drop_pad_mode == DROP_PAD else 2)
+    op.expect_equal("expanded_x", rows[-1], hidden, "last dim")
+    if op.drop_pad_mode == DROP_PAD:
+        op.expect_equal("expanded_x", rows[0], op.expert_num, "dim 0")
+        op.expect_equal("expanded_x", rows[1], op.expert_capacity, "dim 1")
+    else:
+        wanted = minimum(copies, op.active_num) if op.active_num > 0 else copies
+        op.expect_equal("expanded_x", rows[0], wanted, "dim 0")
+    if op.expert_idx is not None:
+        id_tokens, id_k = op.dims("expert_idx", rank=2)
+        op.expect_equal("expert_idx", id_tokens, tokens, "dim 0")
+        op.expect_equal("expert_idx", id_k, top_k, "dim 1")
+
+
+def _rows(op: Call) -> int:
+    """Return the rows of grad_expanded_x, flattened over experts."""
+    if op.drop_pad_mode == DROP_PAD:
+        return op.expert_num * op.expert_capacity
+    copies = op.expanded_row_idx.numel()
+    return min(copies, op.active_num) if op.active_num > 0 else copies
+
+
+def _check_indices(op: Call) -> None:
+    if op.drop_pad_mode == DROP_PAD:
+        check_range(op, "expanded_row_idx", -1, _rows(op), "the slots")
+    else:
+        check_range(op, "expanded_row_idx", 0, op.expanded_row_idx.numel(), "the token copies")
+    if op.bias is not None:
+        check_range(op, "expert_idx", 0, op.bias.shape[0], "the rows of bias")
+
+
+def _new_rows(op: Call, rows: int, hidden: int) -> torch.Tensor:
+    """Fresh rows; rows that no copy fills are zero with drop/pad and stay unwritten without."""
+    shape = (rows, hidden)
+    return (
+        op.grad_y.new_zeros(shape) if op.drop_pad_mode == DROP_PAD else op.grad_y.new_empty(shape)
+    )
+
+
+def _shaped(op: Call, rows: torch.Tensor) -> torch.Tensor:
+    if op.drop_pad_mode == DROP_PAD:
+        return rows.view(op.expert_num, op.expert_capacity, rows.shape[1])
+    return rows
+
+
+def _compute(op: Call) -> Tensors:
+    _check_indices(op)
+    tokens, hidden = op.grad_y.shape
+    top_k = 1 if op.scales is None else op.scales.shape[1]
+    rows = _rows(op)
+    grad_rows = _new_rows(op, rows, hidden)
+    index = rows_by_copy(op.expanded_row_idx, top_k, row_major=True).contiguous()
+    all_kept = op.drop_pad_mode == DROPLESS and rows == op.expanded_row_idx.numel()
+    if op.scales is None:
+        grad_scales = op.grad_y.new_full((tokens, 1), torch.nan)
+        experts = expanded = None
+    else:
+        grad_scales = torch.zeros_like(op.scales, memory_format=torch.contiguous_format)
+        experts = op.expert_idx.t().contiguous() if op.bias is not None else None
+        expanded = op.expanded_x.reshape(-1, hidden)
+    for chunk in token_chunks(tokens, hidden):
+        grad = op.grad_y[chunk].to(torch.float32)
+        for k in range(top_k):
+            at = index[k, chunk]
+            kept = slice(None) if all_kept else (at >= 0) & (at < rows)
+            row = at[kept].to(torch.int64)
+            weighted = grad if op.scales is None else grad * op.scales[chunk, k : k + 1]
+            grad_rows.index_copy_(0, row, weighted[kept].to(grad_rows.dtype))
+            if expanded is None:
+                continue
+            value = expanded.index_select(0, row).to(torch.float32)
+            if experts is not None:
+                value.add_(op.bias.index_select(0, experts[k, chunk][kept]))
+            dot = value.mul_(grad[kept]).sum(1)
+            grad_scales[chunk, k][kept] = dot.to(grad_scales.dtype)
+    return [_shaped(op, grad_rows), grad_scales]
+
+
+def _naive(op: Call) -> Tensors:
+    _check_indices(op)
+    tokens, hidden = op.grad_y.shape
+    top_k = 1 if op.scales is None else op.scales.shape[1]
+    rows = _rows(op)
+    grad_rows = _new_rows(op, rows, hidden)
+    grad_scales = torch.full((tokens, 1), torch.nan, dtype=op.grad_y.dtype)
+    if op.scales is not None:
+        grad_scales = torch.zeros((tokens, top_k), dtype=op.scales.dtype)
+        expanded = op.expanded_x.reshape(-1, hidden)
+    for i in range(tokens):
+        grad = op.grad_y[i].to(torch.float32)
+        for k in range(top_k):
+            row = int(op.expanded_row_idx[i * top_k + k])
+            if row == -1 or row >= rows:
+                continue
+            grad_rows[row] = grad if op.scales is None else grad * op.scales[i, k].to(torch.float32)
+            if op.scales is not None:
+                value = expanded[row].to(torch.float32)
+                if op.bias is not None:
+                    value = value + op.bias[op.expert_idx[i, k]].to(torch.float32)
+                grad_scales[i, k] = (value * grad).sum()
+    return [_shaped(op, grad_rows), grad_scales]
+
+
+_ROWS = (torch.float16, torch.float32, torch.bfloat16)
+_ROWS_950 = (torch.float16,) * 3 + (torch.float32,) * 3 + (torch.bfloat16,) * 3
+_SCALES_950 = (torch.float16, torch.float32, torch.bfloat16) * 3
+
+OPDEF = register(
+    OpDef(
+        ge_type="MoeFinalizeRoutingV2Grad",
+        inputs=(
+            Input("grad_y", _ROWS, dtypes_950=_ROWS_950),
+            Input("expanded_row_idx", (torch.int32,)),
+            Input("expanded_x", _ROWS, "optional", _ROWS_950),
+            Input("scales", _ROWS, "optional", _SCALES_950),
+            Input("expert_idx", (torch.int32,), "optional"),
+            Input("bias", _ROWS, "optional", _ROWS_950),
+        ),
+        outputs=(Output("grad_expanded_x"), Output("grad_scales")),
+        attrs=(
+            Attr("drop_pad_mode", "Int", 0),
+            Attr("active_num", "Int", 0),
+            Attr("expert_num", "Int", 0),
+            Attr("expert_capacity", "Int", 0),
+        ),
+        shape_rule=_shapes,
+        limits=_limits,
+        compute=_compute,
+        naive=_naive,
+        doc="ops-transformer moe/moe_finalize_routing_v2_grad: infershape, tiling",
+    )
+)

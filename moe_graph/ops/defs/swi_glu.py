@@ -1,0 +1,139 @@
+"""SwiGlu and SwiGluGrad: ``y = silu(a) * b`` for ``a, b = x.chunk(2, dim)``, and its gradient.
+
+Both work in fp32 and round once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_graph.ops.dims import UNKNOWN_RANK, Dim, floordiv, is_unknown
+from moe_graph.ops.opdef import (
+    Attr,
+    Autograd,
+    Call,
+    Input,
+    OpDef,
+    Output,
+    Specs,
+    Tensors,
+    TensorSpec,
+    show_shape,
+)
+from moe_graph.ops.registry import register
+
+
+def _split_dim(op: Call) -> int:
+    """Return `dim` counted from the front, of a tensor whose rank is known."""
+    rank = len(op.x.shape)
+    if not -rank <= op.dim < rank:
+        raise op.error(
+            "dim", got=op.dim, want=f"in [{-rank}, {rank}) for x{show_shape(op.x.shape)}"
+        )
+    return op.dim % rank
+
+
+def _half(op: Call) -> tuple[Dim, ...]:
+    dim = _split_dim(op)
+    size = op.x.shape[dim]
+    if isinstance(size, int) and not is_unknown(size) and size % 2:
+        raise op.error("x", got=f"{size} in dim {dim}", want="an even size, for two halves")
+    return (*op.x.shape[:dim], floordiv(size, 2), *op.x.shape[dim + 1 :])
+
+
+def _shapes(op: Call) -> Specs:
+    if not op.x.rank_known:
+        return [TensorSpec(UNKNOWN_RANK, op.x.dtype)]
+    return [TensorSpec(_half(op), op.x.dtype)]
+
+
+def _grad_shapes(op: Call) -> Specs:
+    if op.x.rank_known and op.y_grad.rank_known:
+        half = _half(op)
+        if len(half) != len(op.y_grad.shape):
+            raise op.error("y_grad", got=f"{len(op.y_grad.shape)} dimensions", want=len(half))
+        for position, (got, want) in enumerate(zip(op.y_grad.shape, half, strict=True)):
+            op.expect_equal("y_grad", got, want, f"dim {position}")
+    return [TensorSpec(op.x.shape, op.x.dtype)]
+
+
+def _compute(op: Call) -> Tensors:
+    gate, up = op.x.chunk(2, _split_dim(op))
+    y = torch.nn.functional.silu(gate.to(torch.float32)).mul_(up)
+    return [y.to(op.x.dtype)]
+
+
+def _naive(op: Call) -> Tensors:
+    half = op.x.shape[op.dim] // 2
+    gate = op.x.narrow(op.dim, 0, half).to(torch.float32)
+    up = op.x.narrow(op.dim, half, half).to(torch.float32)
+    return [(gate / (1 + torch.exp(-gate)) * up).to(op.x.dtype)]
+
+
+def _grad_compute(op: Call) -> Tensors:
+    dim = _split_dim(op)
+    gate, up = (part.to(torch.float32) for part in op.x.chunk(2, dim))
+    grad = op.y_grad.to(torch.float32)
+    output = torch.empty_like(op.x, memory_format=torch.contiguous_format)
+    grad_gate, grad_up = output.chunk(2, dim)
+    sigmoid = torch.sigmoid(gate)
+    silu = gate * sigmoid
+    # d silu(a) / da = sigmoid(a) + silu(a) * (1 - sigmoid(a))
+    slope = torch.addcmul(sigmoid, silu, sigmoid, value=-1).add_(silu)
+    grad_gate.copy_(slope.mul_(grad).mul_(up))
+    grad_up.copy_(silu.mul_(grad))
+    return [output]
+
+
+def _grad_naive(op: Call) -> Tensors:
+    half = op.x.shape[op.dim] // 2
+    gate = op.x.narrow(op.dim, 0, half).to(torch.float32)
+    up = op.x.narrow(op.dim, half, half).to(torch.float32)
+    grad = op.y_grad.to(torch.float32)
+    sigmoid = 1 / (1 + torch.exp(-gate))
+    grad_gate = grad * up * sigmoid * (1 + gate * (1 - sigmoid))
+    grad_up = grad * gate * sigmoid
+    return [torch.cat([grad_gate, grad_up], op.dim).to(op.x.dtype)]
+
+
+def _save(ctx: Any, op: Any, outputs: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(op.x)
+    ctx.dim = op.dim
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    (x,) = ctx.saved_tensors
+    return {"x": torch.ops.moe_graph.swi_glu_grad(grad, x, ctx.dim)}
+
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_DIM = Attr("dim", "Int", -1)
+
+SWIGLU = register(
+    OpDef(
+        ge_type="SwiGlu",
+        inputs=(Input("x", _FLOATS),),
+        outputs=(Output("y"),),
+        attrs=(_DIM,),
+        shape_rule=_shapes,
+        compute=_compute,
+        naive=_naive,
+        autograd=Autograd(_save, _backward),
+        doc="REG_OP(SwiGlu); torch_npu npu_swiglu",
+    )
+)
+
+SWIGLU_GRAD = register(
+    OpDef(
+        ge_type="SwiGluGrad",
+        inputs=(Input("y_grad", _FLOATS), Input("x", _FLOATS)),
+        outputs=(Output("y"),),
+        attrs=(_DIM,),
+        shape_rule=_grad_shapes,
+        compute=_grad_compute,
+        naive=_grad_naive,
+        doc="REG_OP(SwiGluGrad); torch_npu npu_swiglu_backward",
+    )
+)

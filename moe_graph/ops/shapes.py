@@ -1,0 +1,74 @@
+"""``infer_shape``: the shape rule of an op, for callers who have shapes and not tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from moe_graph.config import Soc
+from moe_graph.ops.dims import Dim
+from moe_graph.ops.errors import OpError
+from moe_graph.ops.opdef import TensorSpec
+from moe_graph.ops.registry import all_opdefs, find
+
+_GE_DTYPE_NAMES = {"float": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+ShapeAndDtype = tuple[Sequence[Dim], "torch.dtype | str"]
+
+
+def infer_shape(
+    op_type: str,
+    inputs: Sequence[ShapeAndDtype | Sequence[ShapeAndDtype] | None],
+    attrs: Mapping[str, Any],
+    soc: Soc | str | None = None,
+) -> list[tuple[Dim, ...] | None]:
+    """Return the output shapes that GE infers for an op.
+
+    Args:
+        op_type: GE type, for example ``"MoeInitRoutingV2"``.
+        inputs: ``(shape, dtype)`` per IR input, in order; None for an absent optional input, a list
+            for a dynamic one. A dimension is an int, -1 (unknown), a SymInt or a sympy expression;
+            the shape ``[-2]`` is an unknown rank. The dtype is a ``torch.dtype`` or its name
+            (``"bfloat16"``, also GE's ``"bf16"`` and ``"float"``).
+        attrs: attributes; those left out have their IR default.
+        soc: product, ``"A2"``, ``"A3"`` or ``"950"``; None takes the current one.
+
+    Returns:
+        One shape per output, None for an output that the attributes switch off.
+
+    Raises:
+        OpError: an unknown op, or dtypes, shapes or attributes that GE's infershape rejects.
+    """
+    opdef = find(op_type)
+    if opdef is None:
+        known = ", ".join(sorted(known.ge_type for known in all_opdefs()))
+        raise OpError(op_type, "op_type", got=repr(op_type), want=f"one of {known}")
+    product = Soc.parse(soc) if isinstance(soc, str) and not isinstance(soc, Soc) else soc
+    specs = opdef.infer_shape(
+        [_spec(op_type, item) for item in inputs], opdef.bind_attrs(attrs), product
+    )
+    return [None if spec is None else spec.shape for spec in specs]
+
+
+def _spec(op_type: str, item: Any) -> Any:
+    if item is None:
+        return None
+    if _is_shape_and_dtype(item):
+        shape, dtype = item
+        return TensorSpec(tuple(shape), _dtype(op_type, dtype))
+    return [_spec(op_type, element) for element in item]
+
+
+def _is_shape_and_dtype(item: Any) -> bool:
+    return len(item) == 2 and isinstance(item[1], (str, torch.dtype))
+
+
+def _dtype(op_type: str, dtype: torch.dtype | str) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = _GE_DTYPE_NAMES.get(dtype, getattr(torch, dtype, None))
+    if not isinstance(found, torch.dtype):
+        raise OpError(op_type, "dtype", got=repr(dtype), want="the name of a torch dtype")
+    return found
