@@ -1,0 +1,161 @@
+"""Runs a plan.
+
+The first run of a plan checks the dtypes of every node's inputs against the op's prototype; dtypes
+do not depend on the data, so later runs only call the kernels. Shapes are checked by the kernels on
+every run, and the results of the graph against what NetOutput declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from moe_graph.emulator.engine import dtypes
+from moe_graph.emulator.engine.errors import GraphError
+from moe_graph.emulator.engine.model import Desc
+from moe_graph.emulator.engine.plan import Plan
+from moe_graph.emulator.engine.steps import explain, run_checked
+
+
+class Executor:
+    """Executes one plan, any number of times."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._loop = [(step.call, step.inputs, step.outputs, step.dead) for step in plan.steps]
+        self._dtypes_checked = False
+
+    def run(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """Execute the graph.
+
+        Args:
+            inputs: one CPU tensor per Data node.
+            outputs: tensors to write the results into, one per graph output; None allocates.
+
+        Returns:
+            The results: `outputs` where given, else contiguous tensors that share no memory with
+            inputs or with each other.
+
+        Raises:
+            GraphError: an input does not fit its Data node, a node fails, or a result does not have
+                the declared dtype or shape.
+        """
+        with torch.inference_mode():
+            slots = self._fill_slots(inputs)
+            if self._dtypes_checked:
+                self._run_steps(slots)
+            else:
+                self._run_steps_checked(slots)
+                self._dtypes_checked = True
+            results = [slots[slot] for slot in self._plan.output_slots]
+            self._check_results(results)
+            if outputs is None:
+                return self._own(results)
+            return _write(results, outputs, inputs)
+
+    def _fill_slots(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        plan = self._plan
+        if len(inputs) != len(plan.input_slots):
+            raise GraphError(f"{len(inputs)} inputs", want=f"{len(plan.input_slots)}")
+        slots = plan.template.copy()
+        for slot, node, tensor in zip(plan.input_slots, plan.input_nodes, inputs, strict=True):
+            mismatch = _mismatch(tensor, node.output_descs[0])
+            if mismatch:
+                raise GraphError(
+                    mismatch[0], argument=f"run input {node.attrs.get('index', 0)}",
+                    want=mismatch[1], op=node.type, node=node.name, fx=node.fx,
+                )  # fmt: skip
+            slots[slot] = tensor
+        return slots
+
+    def _run_steps(self, slots: list[Any]) -> None:
+        position = 0
+        try:
+            for position, (call, inputs, outputs, dead) in enumerate(self._loop):
+                result = call(*[slots[i] for i in inputs])
+                if outputs.__class__ is int:
+                    slots[outputs] = result
+                else:
+                    for slot, each in zip(outputs, result, strict=True):
+                        slots[slot] = each
+                for slot in dead:
+                    slots[slot] = None
+        except Exception as error:
+            explain(self._plan.steps[position], slots, error)
+
+    def _run_steps_checked(self, slots: list[Any]) -> None:
+        for step in self._plan.steps:
+            results = run_checked(step, slots)
+            outputs = step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
+            for slot, each in zip(outputs, results, strict=True):
+                slots[slot] = each
+            for slot in step.dead:
+                slots[slot] = None
+
+    def _check_results(self, results: Sequence[torch.Tensor]) -> None:
+        net_output = self._plan.net_output
+        for index, (result, desc) in enumerate(zip(results, net_output.input_descs, strict=True)):
+            mismatch = _mismatch(result, desc)
+            if mismatch:
+                port = net_output.inputs[index]
+                assert port is not None
+                node = self._plan.graph.by_name[port.node]
+                raise GraphError(
+                    mismatch[0], argument=f"graph output {index}", want=mismatch[1],
+                    op=node.type, node=node.name, fx=desc.fx or node.fx,
+                    hint="the FX node's meta does not say what the GE op returns",
+                )  # fmt: skip
+
+    def _own(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
+        shared = self._plan.shared_outputs
+        return [
+            result.clone(memory_format=torch.contiguous_format)
+            if index in shared
+            else _contiguous(result)
+            for index, result in enumerate(results)
+        ]
+
+
+def _contiguous(result: torch.Tensor) -> torch.Tensor:
+    """Return `result` as a dense tensor that begins its own storage."""
+    if result.is_contiguous() and result.storage_offset() == 0:
+        return result
+    return result.clone(memory_format=torch.contiguous_format)
+
+
+def _write(
+    results: list[torch.Tensor], outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Copy results to where the caller wants them.
+
+    An output may be the memory of an input (a mutated buffer) while another result is still a view
+    of that input, so results that share memory with an input are copied aside first when any output
+    overlaps an input.
+    """
+    starts = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    if any(output.untyped_storage().data_ptr() in starts for output in outputs):
+        results = [
+            result.clone() if result.untyped_storage().data_ptr() in starts else result
+            for result in results
+        ]
+    for result, output in zip(results, outputs, strict=True):
+        output.copy_(result)
+    return list(outputs)
+
+
+def _mismatch(tensor: torch.Tensor, desc: Desc) -> tuple[str, str] | None:
+    """Return (got, want) when a tensor is not what a descriptor declares."""
+    if desc.dtype is not None and tensor.dtype != desc.dtype:
+        return dtypes.name_of(tensor.dtype), dtypes.name_of(desc.dtype)
+    shape = tensor.shape
+    if desc.shape == (-2,):
+        return None
+    if len(shape) != len(desc.shape) or any(
+        want >= 0 and want != got for got, want in zip(shape, desc.shape, strict=True)
+    ):
+        return f"shape {tuple(shape)}", f"shape {desc.shape}"
+    return None

@@ -1,0 +1,1 @@
+"""Kernels of GE ops, one small function per op, grouped by subject."""

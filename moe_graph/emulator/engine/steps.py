@@ -1,0 +1,84 @@
+"""One step of a plan, and its execution with every check.
+
+A failing kernel is reported with the GE node, the FX node it came from and its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from moe_graph.emulator.engine import dtypes, ir
+from moe_graph.emulator.engine.errors import GraphError, KernelError
+from moe_graph.emulator.engine.model import Node
+
+
+@dataclass
+class Step:
+    """One call. ``slots[outputs] = call(*[slots[i] for i in inputs])``, then `dead` is dropped.
+
+    Attributes:
+        node: the GE node, None for the reading of a tensor into a Python value.
+        tensors: (GE input name, slot) of the inputs that are tensors.
+        same_dtype: GE inputs that must have the same dtype.
+        outputs: one slot, or a tuple of slots when the op has several outputs.
+    """
+
+    node: Node | None
+    call: Callable[..., Any]
+    inputs: tuple[int, ...]
+    outputs: int | tuple[int, ...]
+    tensors: tuple[tuple[str, int], ...] = ()
+    same_dtype: tuple[str, ...] = ()
+    dead: tuple[int, ...] = ()
+
+
+def run_checked(step: Step, slots: Sequence[Any]) -> list[Any]:
+    """Run one step with all checks; return its results as a list."""
+    if step.node is not None:
+        _check_dtypes(step.node, step, slots)
+    try:
+        result = step.call(*[slots[i] for i in step.inputs])
+    except Exception as error:
+        explain(step, slots, error)
+    return list(result) if isinstance(result, tuple | list) and step.node else [result]
+
+
+def _check_dtypes(node: Node, step: Step, slots: Sequence[Any]) -> None:
+    prototype = ir.definition(node.type)
+    of_group: dict[str, torch.dtype] = {}  # inputs that share a type symbol, or must be alike
+    for name, slot in step.tensors:
+        argument = prototype.argument(name) if prototype else None
+        dtype = slots[slot].dtype
+        allowed = argument.dtypes if argument else None
+        group = "same" if name in step.same_dtype else argument.symbol if argument else ""
+        if group and of_group.setdefault(group, dtype) != dtype:
+            allowed = frozenset({of_group[group]})
+        if allowed is not None and dtype not in allowed:
+            raise GraphError(
+                dtypes.name_of(dtype), argument=name,
+                want="one of " + ", ".join(sorted(map(dtypes.name_of, allowed))),
+                op=node.type, node=node.name, fx=node.fx,
+            )  # fmt: skip
+
+
+def explain(step: Step, slots: Sequence[Any], error: Exception) -> NoReturn:
+    if isinstance(error, GraphError) or step.node is None:
+        raise error
+    node = step.node
+    if isinstance(error, KernelError):
+        raise GraphError(
+            error.got, argument=error.argument, want=error.want,
+            op=node.type, node=node.name, fx=node.fx,
+        ) from error  # fmt: skip
+    inputs = ", ".join(
+        f"{name} {dtypes.name_of(slots[slot].dtype)}{list(slots[slot].shape)}"
+        for name, slot in step.tensors
+        if isinstance(slots[slot], torch.Tensor)
+    )
+    raise GraphError(
+        f"{error} (inputs: {inputs})", op=node.type, node=node.name, fx=node.fx
+    ) from error
