@@ -1,0 +1,168 @@
+"""One ordered walk that gives nodes their facts.
+
+Each canonical op has at most one transfer rule, ``rule(call, facts) -> Fact | Miss | None``. A rule
+reads the facts of the operands as they are at that point of the graph: a write in place gives the
+written tensor a new fact and takes the facts from everything that may share its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.fx import Graph, Node
+
+from moe_graph.passes import meta
+from moe_graph.passes.canonical import Call, canonical
+from moe_graph.passes.facts import Choice, ExpertIds, Fact, Layout, Outputs, Root
+from moe_graph.passes.memory import Memory
+from moe_graph.passes.misses import Miss
+
+Rule = Callable[[Call, "Facts"], "Fact | Miss | None"]
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(*ops: str) -> Callable[[Rule], Rule]:
+    """Register a function as the transfer rule of canonical ops."""
+
+    def register(function: Rule) -> Rule:
+        for op in ops:
+            if op in _RULES:
+                raise ValueError(f"op {op!r} has two transfer rules")
+            _RULES[op] = function
+        return function
+
+    return register
+
+
+class Facts:
+    """The facts of one graph.
+
+    Attributes:
+        calls: canonical form of every node.
+        position: place of every node in the graph.
+        memory: who shares memory with whom.
+        given: the fact that each node got when it was computed.
+        misses: failed checks in graph order.
+        grad: whether gradients are recorded where the node stands, as far as the graph switches it.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.calls: dict[Node, Call] = {}
+        self.position: dict[Node, int] = {}
+        self.memory = Memory()
+        self.given: dict[Node, Fact] = {}
+        self.misses: list[Miss] = []
+        self.grad: dict[Node, bool] = {}
+        self._now: dict[Node, Fact] = {}
+        self._cause: dict[Node, Miss] = {}
+        self._roots: dict[tuple[Node, int], Root] = {}
+        self._walk(graph)
+
+    def of(self, value: object) -> Fact | None:
+        """Return the fact of an operand at this point of the walk."""
+        return self._now.get(value) if isinstance(value, Node) else None
+
+    def cause(self, value: object) -> Miss | None:
+        """Return the failed check that `value` owes its lack of a fact to."""
+        return self._cause.get(value) if isinstance(value, Node) else None
+
+    def ids_without_bound(self, node: Node) -> ExpertIds | None:
+        """Take an integer tensor that nothing is known about for expert ids, flat or ``[T, K]``."""
+        call = self.calls.get(node)
+        table = node
+        if call is not None and call.op == "reshape" and meta.is_tensor(call["input"]):
+            table = call["input"]
+        dims = meta.shape(table)
+        if not meta.is_integer(table) or len(dims) < 2 or not isinstance(dims[-1], int):
+            return None
+        root = self.root(table, 0, Choice(-1, distinct=False))
+        return ExpertIds(root, Layout.TOKENS if table is node else Layout.SLOTS)
+
+    def root(self, node: Node, index: int, choice: Choice) -> Root:
+        """Return the root for output `index` of `node`, one and the same however often asked."""
+        key = (self.calls[node]["input"], index) if self.calls[node].op == "item" else (node, 0)
+        if key not in self._roots:
+            dims = meta.shape(node)
+            top_k = dims[-1] if isinstance(dims[-1], int) else -1
+            bound = choice.bound if choice.bound >= 0 else None
+            tokens = meta.product(dims[:-1])
+            self._roots[key] = Root(node, tokens, top_k, bound, choice.distinct)
+        return self._roots[key]
+
+    def _walk(self, graph: Graph) -> None:
+        grad = True
+        for position, node in enumerate(graph.nodes):
+            call = canonical(node)
+            self.calls[node] = call
+            self.position[node] = position
+            self.grad[node] = grad
+            if call.op == "set_grad_enabled":
+                grad = bool(call["input"])
+                continue
+            self.memory.note(call, position)
+            self._take(call, self._apply(call))
+
+    def _apply(self, call: Call) -> Fact | Miss | None:
+        function = _RULES.get(call.op)
+        if function is None or not call.known:
+            return None
+        found = function(call, self)
+        if isinstance(found, Choice) and meta.is_tensor(call.node):
+            dims = meta.shape(call.node)
+            if len(dims) < 2 or not isinstance(dims[-1], int) or not meta.is_integer(call.node):
+                return None
+            index = call["index"] if call.op == "item" else 0
+            return ExpertIds(self.root(call.node, index, found), Layout.TOKENS)
+        return found
+
+    def _take(self, call: Call, found: Fact | Miss | None) -> None:
+        node = call.node
+        if call.writes is not None:
+            for other in self.memory.sharing(call.writes):
+                if self._now.pop(other, None) is not None and other is not call.writes:
+                    self._cause[other] = _written_through_view(node, other)
+        if isinstance(found, Miss):
+            self.misses.append(found)
+            self._cause[node] = found
+        elif found is not None:
+            self.given[node] = found
+            self._now[node] = found
+            if call.writes is not None:
+                self._now[call.writes] = found
+                self._cause.pop(call.writes, None)
+            return
+        else:
+            cause = next(filter(None, map(self._cause.get, node.all_input_nodes)), None)
+            if cause is not None:
+                self._cause[node] = cause
+        if call.writes is not None and node in self._cause:
+            self._cause[call.writes] = self._cause[node]
+
+
+def _written_through_view(write: Node, victim: Node) -> Miss:
+    return Miss(
+        "in-place-write",
+        write,
+        None,
+        lambda: f"a write to memory that {victim.name} may share",
+        "no write between the router and the combine",
+        "write to a copy, or use the out-of-place form",
+    )
+
+
+def outputs_of(fact: Fact | None, index: object) -> Fact | None:
+    """Return the fact of one result of an op that returns a tuple."""
+    if isinstance(fact, Outputs) and isinstance(index, int) and index < len(fact.facts):
+        return fact.facts[index]
+    return None
+
+
+def integer_literal(value: object) -> int | None:
+    """Return `value` if it is a whole number, None otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymInt):
+        return None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    return value if isinstance(value, int) else None

@@ -1,0 +1,268 @@
+"""What a tensor means for routing: the abstract values that the rules hand to one another.
+
+Every fact is about one :class:`Root`, a tensor of expert ids ``[..., K]``. Three layouts occur:
+
+``TOKENS``  ``[..., K]``, one row per token
+``SLOTS``   ``[T * K]``, slot ``t * K + k``
+``ROWS``    ``[T * K]``, grouped by expert
+
+A fact is a proof: a rule gives it only after it has compared the shapes and literals that it rests
+on. Facts name nodes, never values, and hold no reference to the analysis that made them.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from moe_graph.passes.meta import Dim
+
+
+class Layout(enum.Enum):
+    """Order of the elements of a tensor about slots."""
+
+    TOKENS = "[..., K]"
+    SLOTS = "[T * K] by token"
+    ROWS = "[T * K] by expert"
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """Expert ids as a router gives them.
+
+    Attributes:
+        ids: integer node ``[..., K]``.
+        tokens: product of the leading dimensions, ``T``.
+        top_k: last dimension, ``K``.
+        bound: every id is in ``[0, bound)``; None when nothing proves a bound.
+        distinct: no token has the same expert twice.
+    """
+
+    ids: Node
+    tokens: Dim
+    top_k: int
+    bound: int | None
+    distinct: bool
+
+    @property
+    def slots(self) -> Dim:
+        """Number of slots, ``T * K``."""
+        return self.tokens * self.top_k
+
+
+@dataclass(frozen=True, eq=False)
+class Fact:
+    """Base of all facts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs(Fact):
+    """The results of an op that returns a tuple."""
+
+    facts: tuple[Fact | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Fact):
+    """Every element is `value`; None stands for memory that was never written."""
+
+    value: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Arange(Fact):
+    """``0, 1, 2, ...`` over the first dimension."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenOfSlot(Fact):
+    """``slot // top_k`` for every slot, in slot order."""
+
+    top_k: int
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated(Fact):
+    """Rows of `source`, each `times` times in a row: one per slot."""
+
+    source: Node
+    times: int
+
+
+@dataclass(frozen=True, eq=False)
+class Choice(Fact):
+    """Indices into a dimension of length `bound`, before they are known to choose experts."""
+
+    bound: int
+    distinct: bool
+
+
+@dataclass(frozen=True, eq=False)
+class AboutRoot(Fact):
+    """Base of the facts that are about one root."""
+
+    root: Root
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertIds(AboutRoot):
+    """The ids themselves, in any dtype that holds them exactly.
+
+    Attributes:
+        order: the permutation of ``ROWS``, None in the other layouts.
+    """
+
+    layout: Layout
+    order: Order | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class OneHot(AboutRoot):
+    """1 at the expert of each slot (``TOKENS``, ``SLOTS``), or at all experts of a token."""
+
+    layout: Layout
+    per_token: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Order(AboutRoot):
+    """Slot of each row: a permutation of the slots that groups them by ascending expert.
+
+    Attributes:
+        maker: node of the sort; two unstable sorts are two permutations.
+        stable: ties are in slot order.
+    """
+
+    maker: Node
+    stable: bool
+
+    def same(self, other: Order | None) -> bool:
+        """Tell whether this is surely the same permutation as `other`."""
+        if other is None or self.root is not other.root:
+            return False
+        return self.maker is other.maker or (self.stable and other.stable)
+
+
+@dataclass(frozen=True, eq=False)
+class Inverse(AboutRoot):
+    """Row of each slot."""
+
+    order: Order
+
+
+@dataclass(frozen=True, eq=False)
+class TokenOfRow(AboutRoot):
+    """Token of each row."""
+
+    order: Order
+
+
+@dataclass(frozen=True, eq=False)
+class Counts(AboutRoot):
+    """Rows per expert, for experts ``0 .. experts - 1``."""
+
+    experts: int
+
+
+@dataclass(frozen=True, eq=False)
+class Ends(AboutRoot):
+    """Running sum of :class:`Counts`."""
+
+    experts: int
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped(AboutRoot):
+    """A value per row, in the order of the rows; the row dimension is the first."""
+
+    order: Order
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Grouped):
+    """Rows of `source` ``[T, H]``, one per row: a dispatch, made by node `leaf`."""
+
+    source: Node
+    leaf: Node
+
+
+@dataclass(frozen=True, eq=False)
+class PerSlot(Grouped):
+    """Values of `source` (first dimension ``T * K``, slot order), one per row, made by `leaf`."""
+
+    source: Node
+    leaf: Node
+
+
+@dataclass(frozen=True, eq=False)
+class PerExpert(Grouped):
+    """Rows of `table` ``[E, ...]``, one per row, by the expert of the row, made by `leaf`."""
+
+    table: Node
+    leaf: Node
+
+
+@dataclass(frozen=True, eq=False)
+class RowWise(Grouped):
+    """Computed row by row, from the row and its expert only.
+
+    Attributes:
+        leaves: the dispatches and other grouped values that it is computed from.
+        products: the grouped products that it is computed from.
+    """
+
+    leaves: frozenset[Node]
+    products: frozenset[Node]
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted(RowWise):
+    """`rows` times one weight per row.
+
+    Attributes:
+        body: the fact of the unweighted rows.
+        rows: their node.
+        weight_source: node of the weights, ``T * K`` values in slot order.
+        read_at: node that put them in the order of the rows.
+    """
+
+    body: RowWise
+    rows: Node
+    weight_source: Node
+    read_at: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Unpermuted(AboutRoot):
+    """Row-wise values back in slot order, ``[T * K, H]`` or ``[T, K, H]``.
+
+    Attributes:
+        body: the fact of the rows, before the weights.
+        rows: their node.
+        weight_source: node of the weights ``T * K`` in slot order that multiply them, or None.
+        read_at: node that reads the weights, None without weights.
+    """
+
+    body: RowWise
+    rows: Node
+    weight_source: Node | None
+    read_at: Node | None
+
+
+@dataclass(frozen=True, eq=False)
+class Combined(AboutRoot):
+    """The weighted sum over the slots of each token: ``[T, H]``.
+
+    Attributes:
+        body: the fact of the rows before the weights.
+        rows: their node.
+        weight_source: node of the weights ``T * K`` in slot order, None for a plain sum.
+        read_at: node that reads the weights, None without weights.
+    """
+
+    body: RowWise
+    rows: Node
+    weight_source: Node | None
+    read_at: Node | None

@@ -1,0 +1,207 @@
+"""Back to one row per token: weights over slots and the sum over the experts of a token.
+
+::
+
+    (y * weights_by_row[:, None])[inverse].view(T, K, H).sum(1)
+    (y[inverse].view(T, K, H) * weights[..., None]).sum(1)
+    einsum("tk,tkh->th", weights, y[inverse].view(T, K, H))
+    zeros.index_add(0, token_of_row, y * weights_by_row[:, None])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Node
+
+from moe_graph.passes import meta
+from moe_graph.passes.analysis import Facts, rule
+from moe_graph.passes.canonical import Call
+from moe_graph.passes.facts import (
+    Combined,
+    Constant,
+    ExpertIds,
+    Fact,
+    OneHot,
+    PerSlot,
+    RowWise,
+    TokenOfRow,
+    Unpermuted,
+    Weighted,
+)
+from moe_graph.passes.facts_routing import counts_by_scatter, counts_of_one_hot
+from moe_graph.passes.facts_rowwise import as_row_wise, elementwise, row_local
+from moe_graph.passes.misses import Miss
+
+
+def unpermuted(rows: Node, fact: Fact | None, body: RowWise) -> Unpermuted:
+    """Return rows in slot order, with the weight of each row kept apart if they carry one."""
+    if isinstance(fact, Weighted):
+        return Unpermuted(fact.root, fact.body, fact.rows, fact.weight_source, fact.read_at)
+    return Unpermuted(body.root, body, rows, None, None)
+
+
+@rule("mul")
+def _mul(call: Call, facts: Facts) -> Fact | Miss | None:
+    left, right = call["input"], call["other"]
+    for values, weights in ((left, right), (right, left)):
+        fact = facts.of(values)
+        if isinstance(fact, Unpermuted):
+            return _weight_slots(call, facts, fact, values, weights)
+    row_wise = elementwise(call, facts)
+    if not isinstance(row_wise, RowWise):
+        return row_wise
+    for rows, weights in ((left, right), (right, left)):
+        body, weight = facts.of(rows), facts.of(weights)
+        if not isinstance(weight, PerSlot) or not isinstance(body, RowWise):
+            continue
+        if body.products and not isinstance(body, Weighted) and _one_per_row(weights):
+            return Weighted(
+                row_wise.root,
+                row_wise.order,
+                row_wise.leaves,
+                row_wise.products,
+                body,
+                rows,
+                weight.source,
+                weight.leaf,
+            )
+    return row_wise
+
+
+def _one_per_row(node: Node) -> bool:
+    return all(meta.same_dim(dim, 1) for dim in meta.shape(node)[1:])
+
+
+def _weight_slots(
+    call: Call, facts: Facts, fact: Unpermuted, values: Node, weights: Any
+) -> Fact | Miss:
+    """Return rows in slot order times one weight per slot."""
+    plain = meta.is_tensor(weights) and facts.of(weights) is None and fact.weight_source is None
+    if plain:
+        wanted = (*meta.shape(values)[:-1], 1)
+        if meta.same_shape(meta.shape(weights), wanted):
+            return Unpermuted(fact.root, fact.body, fact.rows, weights, call.node)
+    return Miss(
+        "combine-weights",
+        call.node,
+        fact.root,
+        lambda: f"rows in slot order times {weights}",
+        "at most one product, with one weight per slot in slot order",
+    )
+
+
+@rule("sum")
+def _sum(call: Call, facts: Facts) -> Fact | Miss | None:
+    fact, source = facts.of(call["input"]), call["input"]
+    if isinstance(fact, OneHot):
+        return counts_of_one_hot(call, fact)
+    if not isinstance(fact, Unpermuted):
+        return row_local(call, facts)
+    rank = len(meta.shape(source))
+    dims = call["dim"] if isinstance(call["dim"], tuple | list) else [call["dim"]]
+    over_k = rank > 2 and [meta.wrap_dim(dim, rank) for dim in dims] == [rank - 2]
+    if not over_k or call["keepdim"]:
+        return Miss(
+            "combine-sum",
+            call.node,
+            fact.root,
+            lambda: f"sum over dim {call['dim']} of {list(meta.shape(source))}",
+            "a sum over the experts of each token",
+        )
+    return Combined(fact.root, fact.body, fact.rows, fact.weight_source, fact.read_at)
+
+
+@rule("bmm", "matmul")
+def _matmul(call: Call, facts: Facts) -> Fact | Miss | None:
+    weights = call["input"]
+    rows = call["mat2"] if call.op == "bmm" else call["other"]
+    fact = facts.of(rows)
+    if isinstance(fact, Unpermuted):
+        dims = meta.shape(rows)
+        wanted = (dims[0], 1, dims[1]) if len(dims) == 3 else ()
+        return _weighted_sum(call, facts, fact, weights, wanted)
+    return row_local(call, facts) if call.op == "matmul" else None
+
+
+@rule("einsum")
+def _einsum(call: Call, facts: Facts) -> Fact | Miss | None:
+    operands = call["operands"]
+    left, _, result = str(call["equation"]).replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(operands) != 2 or len(terms) != 2:
+        return None
+    for rows, weights in ((0, 1), (1, 0)):
+        fact = facts.of(operands[rows])
+        if not isinstance(fact, Unpermuted):
+            continue
+        term = terms[rows]
+        weighted = len(term) == 3 and terms[weights] == term[:2] and result == term[0] + term[2]
+        dims = meta.shape(operands[rows])
+        wanted = dims[:2] if weighted else ()
+        return _weighted_sum(call, facts, fact, operands[weights], wanted)
+    return None
+
+
+def _weighted_sum(
+    call: Call, facts: Facts, fact: Unpermuted, weights: Node, wanted: tuple[Any, ...]
+) -> Fact | Miss:
+    """Return the combine that one matrix product per token makes."""
+    plain = facts.of(weights) is None and fact.weight_source is None
+    if plain and wanted and meta.same_shape(meta.shape(weights), wanted):
+        return Combined(fact.root, fact.body, fact.rows, weights, call.node)
+    return Miss(
+        "combine-weights",
+        call.node,
+        fact.root,
+        lambda: f"{call.op} of rows in slot order with {weights}",
+        "one weight per slot, summed over the experts of each token",
+    )
+
+
+@rule("index_add")
+def _index_add(call: Call, facts: Facts) -> Fact | Miss | None:
+    if meta.wrap_dim(call["dim"], len(meta.shape(call["input"]))) != 0 or call["alpha"] != 1:
+        return None
+    return add_by_token(call, facts, call["index"], call["source"])
+
+
+@rule("scatter_add")
+def _scatter_add(call: Call, facts: Facts) -> Fact | Miss | None:
+    if meta.wrap_dim(call["dim"], len(meta.shape(call["input"]))) != 0:
+        return None
+    ids = facts.of(call["index"])
+    if isinstance(ids, ExpertIds):
+        return counts_by_scatter(call, facts, ids)
+    same = meta.same_shape(meta.shape(call["index"]), meta.shape(call["src"]))
+    return add_by_token(call, facts, call["index"], call["src"]) if same else None
+
+
+def add_by_token(call: Call, facts: Facts, index: Node, values: Any) -> Fact | Miss | None:
+    """Return the combine that adding every row to the row of its token makes."""
+    token, fact = facts.of(index), facts.of(values)
+    body = as_row_wise(values, fact) if isinstance(values, Node) else None
+    if not isinstance(token, TokenOfRow) or body is None:
+        return None
+    if not token.order.same(body.order):
+        return Miss(
+            "one-permutation",
+            call.node,
+            body.root,
+            lambda: f"tokens of the rows of another sort ({token.order.maker.name})",
+            lambda: f"the sort that grouped the rows ({body.order.maker.name})",
+        )
+    base, dims = facts.of(call["input"]), meta.shape(call["input"])
+    if not (isinstance(base, Constant) and base.value == 0):
+        return Miss(
+            "combine-base",
+            call.node,
+            body.root,
+            lambda: f"rows added onto {call['input']}",
+            "rows added onto zeros",
+            "add the other term afterwards",
+        )
+    if not meta.same_shape(dims, (body.root.tokens, *meta.shape(values)[1:])):
+        return None
+    slots = unpermuted(values, fact, body)
+    return Combined(slots.root, slots.body, slots.rows, slots.weight_source, slots.read_at)

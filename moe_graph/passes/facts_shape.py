@@ -1,0 +1,190 @@
+"""Ops that change shape, dtype or layout, and what stays true of their result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_graph.passes import meta
+from moe_graph.passes.analysis import Facts, outputs_of, rule
+from moe_graph.passes.canonical import Call
+from moe_graph.passes.facts import (
+    AboutRoot,
+    Arange,
+    Choice,
+    Combined,
+    Constant,
+    Counts,
+    Ends,
+    ExpertIds,
+    Fact,
+    Grouped,
+    Inverse,
+    Layout,
+    OneHot,
+    Order,
+    PerSlot,
+    Repeated,
+    TokenOfRow,
+    TokenOfSlot,
+    Unpermuted,
+)
+from moe_graph.passes.facts_rowwise import as_row_wise, elementwise, row_local
+from moe_graph.passes.misses import Miss
+
+EXACT_FOR_SLOTS = (torch.int32, torch.int64, torch.float32, torch.float64)
+"""Dtypes that are taken to hold every slot number and every count."""
+
+_Vector = Order | Inverse | TokenOfRow | TokenOfSlot | Arange
+
+
+@rule("item")
+def _item(call: Call, facts: Facts) -> Fact | None:
+    fact = facts.of(call["input"])
+    return fact if isinstance(fact, Grouped) else outputs_of(fact, call["index"])
+
+
+@rule("cast", "detach")
+def _cast(call: Call, facts: Facts) -> Fact | Miss | None:
+    fact, kind = facts.of(call["input"]), meta.dtype(call.node)
+    if call.op == "detach" and kind.is_floating_point:
+        return None
+    if isinstance(fact, ExpertIds):
+        return fact if holds_ids(kind, fact.root.bound) else _inexact(call, fact)
+    if isinstance(fact, _Vector | Counts | Ends):
+        if kind in EXACT_FOR_SLOTS:
+            return fact
+        return _inexact(call, fact) if isinstance(fact, AboutRoot) else None
+    if isinstance(fact, Grouped):
+        return fact if meta.dtype(call["input"]) == kind else elementwise(call, facts)
+    return fact if isinstance(fact, Unpermuted | Constant | OneHot | Repeated) else None
+
+
+def holds_ids(kind: torch.dtype, bound: int | None) -> bool:
+    """Tell whether `kind` represents every id below `bound` exactly."""
+    if kind.is_floating_point:
+        return kind in EXACT_FOR_SLOTS or (bound is not None and bound <= 2 / torch.finfo(kind).eps)
+    if kind is torch.bool or kind.is_complex:
+        return False
+    return kind in EXACT_FOR_SLOTS or (bound is not None and bound - 1 <= torch.iinfo(kind).max)
+
+
+def _inexact(call: Call, fact: AboutRoot) -> Miss:
+    return Miss(
+        "exact-dtype",
+        call.node,
+        fact.root,
+        lambda: f"{type(fact).__name__} as {meta.dtype(call.node)}",
+        "a dtype that holds every value exactly, such as int32",
+    )
+
+
+@rule("reshape")
+def _reshape(call: Call, facts: Facts) -> Fact | None:
+    if not meta.is_tensor(call["input"]):
+        return None
+    fact = facts.of(call["input"])
+    old, new = meta.shape(call["input"]), meta.shape(call.node)
+    if fact is None:
+        return None
+    if meta.same_shape(old, new):
+        return fact
+    if isinstance(fact, ExpertIds) and fact.layout is not Layout.ROWS:
+        return _reshaped_ids(fact, new)
+    if isinstance(fact, _Vector | ExpertIds):
+        return fact if _is_column(old, new) else None
+    if isinstance(fact, PerSlot):
+        return fact if _is_column(old, new) else _same_rows(call, facts, old, new)
+    if isinstance(fact, Grouped):
+        return _same_rows(call, facts, old, new)
+    if isinstance(fact, Unpermuted):
+        return fact if slots_lead(fact, new) else None
+    if isinstance(fact, Repeated):
+        flat = len(old) == 3 and len(new) == 2 and meta.same_dim(new[1], old[2])
+        return fact if flat and meta.same_dim(new[0], old[0] * old[1]) else None
+    if isinstance(fact, Combined):
+        token = len(old) == 3 and meta.same_shape(new, (old[0], old[2]))
+        return fact if token and meta.same_dim(old[1], 1) else None
+    return fact if isinstance(fact, Constant) else None
+
+
+def _reshaped_ids(fact: ExpertIds, new: tuple[Any, ...]) -> ExpertIds | None:
+    """Return ids by token or by slot in a new shape."""
+    root = fact.root
+    if len(new) > 1 and meta.same_dim(new[-1], root.top_k):
+        return ExpertIds(root, Layout.TOKENS)
+    if meta.same_dim(new[0], root.slots) and all(meta.same_dim(dim, 1) for dim in new[1:]):
+        return ExpertIds(root, Layout.SLOTS)
+    return None
+
+
+def _is_column(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
+    """Tell whether a reshape only adds or drops trailing dimensions of length 1."""
+    tails = [*old[1:], *new[1:]]
+    return bool(new) and meta.same_dim(old[0], new[0]) and all(meta.same_dim(d, 1) for d in tails)
+
+
+def _same_rows(call: Call, facts: Facts, old: tuple[Any, ...], new: tuple[Any, ...]) -> Fact | None:
+    keeps = bool(new) and meta.same_dim(old[0], new[0])
+    return as_row_wise(call["input"], facts.of(call["input"])) if keeps else None
+
+
+def slots_lead(fact: Unpermuted, dims: tuple[Any, ...]) -> bool:
+    """Tell whether a shape is ``[T * K, H]`` or ``[..., K, H]``."""
+    if len(dims) == 2:
+        return meta.same_dim(dims[0], fact.root.slots)
+    tokens = meta.product(dims[:-2])
+    by_k = len(dims) > 2 and meta.same_dim(dims[-2], fact.root.top_k)
+    return by_k and meta.same_dim(tokens, fact.root.tokens)
+
+
+@rule("expand")
+def _expand(call: Call, facts: Facts) -> Fact | None:
+    source = call["input"]
+    fact, old, new = facts.of(source), meta.shape(source), meta.shape(call.node)
+    if isinstance(fact, Constant):
+        return fact
+    if fact is None:
+        return _repeated_by_expand(call, facts)
+    if len(old) != len(new) or not meta.same_dim(old[0], new[0]):
+        return None
+    if isinstance(fact, Order | Inverse | TokenOfRow):
+        return fact
+    return as_row_wise(source, fact)
+
+
+def _repeated_by_expand(call: Call, facts: Facts) -> Fact | None:
+    """Read ``x.unsqueeze(1).expand(-1, K, -1)``, rows repeated once per slot."""
+    source, new = call["input"], meta.shape(call.node)
+    unsqueeze = facts.calls.get(source)
+    if unsqueeze is None or unsqueeze.op != "reshape" or len(new) != 3:
+        return None
+    token, old = unsqueeze["input"], meta.shape(source)
+    if len(old) != 3 or not meta.same_dim(old[1], 1) or not isinstance(new[1], int):
+        return None
+    same = meta.same_shape(meta.shape(token), (new[0], new[2]))
+    return Repeated(token, new[1]) if same else None
+
+
+@rule("slice")
+def _slice(call: Call, facts: Facts) -> Fact | Miss | None:
+    fact = facts.of(call["input"])
+    if isinstance(fact, ExpertIds) and fact.layout is Layout.TOKENS and fact.root.distinct:
+        old, new = meta.shape(call["input"]), meta.shape(call.node)
+        fewer = meta.same_shape(old[:-1], new[:-1]) and isinstance(fact.root.bound, int)
+        return Choice(fact.root.bound, distinct=True) if fewer and fact.root.bound else None
+    return row_local(call, facts)
+
+
+@rule("cat")
+def _cat(call: Call, facts: Facts) -> Fact | Miss | None:
+    parts = [facts.of(part) for part in call["tensors"]]
+    ids = [p for p in parts if isinstance(p, ExpertIds) and p.layout is Layout.TOKENS]
+    if not parts or len(ids) != len(parts):
+        return row_local(call, facts)
+    rank = len(meta.shape(call.node))
+    bounds = [part.root.bound for part in ids]
+    if meta.wrap_dim(call["dim"], rank) != rank - 1 or not all(bounds):
+        return None
+    return Choice(max(bound for bound in bounds if bound), distinct=False)
