@@ -1,0 +1,69 @@
+"""GE lowering of GroupedMatmul in its list form and its single form.
+
+    moe_graph.grouped_matmul_single(x, w, None, group_list)
+        ->  GroupedMatmul(x=[x], weight=[w], bias=[e0], scale=[e1], ..., group_list)  split_item=3
+
+``e0``, ``e1``, ... are empty constants ``[0]``: GE's GroupedMatmul wants at least one tensor per
+dynamic input. TorchAir's own converter makes three nodes for each; here all nodes of a graph share
+one constant per dtype.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from moe_graph.converters.generic import emit
+from moe_graph.ops.defs.grouped_matmul import OPDEF
+from moe_graph.ops.defs.grouped_matmul_single import NAME, ir_arguments
+from moe_graph.ops.torch_binding import ir_arguments as list_form_arguments
+from moe_graph.ops.torch_binding import torch_name
+
+_empties: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+
+
+def register_grouped_matmul() -> None:
+    """Register the converters of both torch ops."""
+    import torchair
+
+    list_form = getattr(torch.ops.moe_graph, torch_name(OPDEF.ge_type)).default
+    single_form = getattr(torch.ops.moe_graph, NAME).default
+
+    @torchair.register_fx_node_ge_converter(list_form)
+    def convert_list(*args: Any, meta_outputs: Any = None, **kwargs: Any) -> Any:
+        inputs, attrs = list_form_arguments(OPDEF, args, kwargs)
+        return emit(OPDEF, _with_empties(inputs), attrs, len(meta_outputs))
+
+    @torchair.register_fx_node_ge_converter(single_form)
+    def convert_single(*args: Any, meta_outputs: Any = None, **kwargs: Any) -> Any:
+        inputs, attrs = ir_arguments(args, kwargs)
+        (y,) = emit(OPDEF, _with_empties(inputs), attrs)
+        return y
+
+
+def _with_empties(inputs: Sequence[Any]) -> list[Any]:
+    """Put an empty constant into each dynamic input that has no tensor."""
+    from torchair.ge import DataType
+
+    bias = DataType.DT_FLOAT16 if inputs[0][0].dtype == DataType.DT_FLOAT16 else DataType.DT_FLOAT
+    dtypes = {"bias": bias, "scale": DataType.DT_UINT64, "offset": DataType.DT_FLOAT}
+    return [
+        [_empty(dtypes.get(declared.name, DataType.DT_FLOAT16))]
+        if declared.kind == "dynamic" and not value
+        else value
+        for declared, value in zip(OPDEF.inputs, inputs, strict=True)
+    ]
+
+
+def _empty(dtype: int) -> Any:
+    """Return the current graph's empty constant of a ge.DataType."""
+    from torchair import ge
+    from torchair.ge._ge_graph import get_default_ge_graph
+
+    of_graph = _empties.setdefault(get_default_ge_graph(), {})
+    if dtype not in of_graph:
+        of_graph[dtype] = ge.Const([], dtype=dtype)
+    return of_graph[dtype]
