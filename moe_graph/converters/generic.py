@@ -25,11 +25,12 @@ def register(opdef: OpDef) -> None:
 
     overload = getattr(torch.ops.moe_graph, torch_name(opdef.ge_type)).default
 
-    @torchair.register_fx_node_ge_converter(overload)
     def convert(*args: Any, meta_outputs: Any = None, **kwargs: Any) -> Any:
         inputs, attrs = ir_arguments(opdef, args, kwargs)
         dynamic_outputs = len(meta_outputs) if isinstance(meta_outputs, list) else 1
         return emit(opdef, inputs, attrs, dynamic_outputs)
+
+    torchair.register_fx_node_ge_converter(overload)(convert)
 
 
 def emit(
@@ -53,9 +54,7 @@ def emit(
 
     return ge.custom_op(
         opdef.ge_type,
-        inputs={
-            declared.name: value for declared, value in zip(opdef.inputs, inputs, strict=True)
-        },
+        inputs={declared.name: value for declared, value in zip(opdef.inputs, inputs, strict=True)},
         outputs=[
             (output.name, dynamic_outputs) if output.dynamic else output.name
             for output in opdef.outputs

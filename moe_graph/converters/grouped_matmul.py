@@ -32,16 +32,17 @@ def register_grouped_matmul() -> None:
     list_form = getattr(torch.ops.moe_graph, torch_name(OPDEF.ge_type)).default
     single_form = getattr(torch.ops.moe_graph, NAME).default
 
-    @torchair.register_fx_node_ge_converter(list_form)
     def convert_list(*args: Any, meta_outputs: Any = None, **kwargs: Any) -> Any:
         inputs, attrs = list_form_arguments(OPDEF, args, kwargs)
         return emit(OPDEF, _with_empties(inputs), attrs, len(meta_outputs))
 
-    @torchair.register_fx_node_ge_converter(single_form)
     def convert_single(*args: Any, meta_outputs: Any = None, **kwargs: Any) -> Any:
         inputs, attrs = ir_arguments(args, kwargs)
         (y,) = emit(OPDEF, _with_empties(inputs), attrs)
         return y
+
+    torchair.register_fx_node_ge_converter(list_form)(convert_list)
+    torchair.register_fx_node_ge_converter(single_form)(convert_single)
 
 
 def _with_empties(inputs: Sequence[Any]) -> list[Any]:

@@ -8,16 +8,12 @@ equalities the op cannot do without.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-if TYPE_CHECKING:
-    import sympy
-
-    Dim: TypeAlias = int | torch.SymInt | sympy.Expr
-else:
-    Dim: TypeAlias = Any
+Dim: TypeAlias = Any
+"""``int | torch.SymInt | sympy.Expr``; sympy has no type information."""
 
 UNKNOWN = -1
 UNKNOWN_RANK = (-2,)
@@ -42,7 +38,7 @@ def minimum(a: Dim, b: Dim) -> Dim:
         import sympy
 
         return sympy.Min(_expr(a), _expr(b))
-    return torch.sym_min(a, b)
+    return torch.sym_min(a, b)  # type: ignore[no-untyped-call]
 
 
 def floordiv(a: Dim, b: int) -> Dim:

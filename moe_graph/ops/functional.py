@@ -43,7 +43,8 @@ def moe_init_routing(
     Raises:
         OpError: a dtype, shape, attribute or expert id that the op does not take.
     """
-    return _ops.moe_init_routing_v2(
+    outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    outputs = _ops.moe_init_routing_v2(
         x,
         expert_idx,
         active_num,
@@ -53,6 +54,7 @@ def moe_init_routing(
         expert_tokens_count_or_cumsum_flag,
         expert_tokens_before_capacity_flag,
     )
+    return outputs
 
 
 def moe_init_routing_grad(
@@ -77,9 +79,10 @@ def moe_init_routing_grad(
     Raises:
         OpError: a dtype, shape, attribute or index that the op does not take.
     """
-    return _ops.moe_init_routing_v2_grad(
+    grad_x: torch.Tensor = _ops.moe_init_routing_v2_grad(
         grad_expanded_x, expanded_row_idx, top_k, drop_pad_mode, active_num
     )
+    return grad_x
 
 
 def moe_finalize_routing(
@@ -114,7 +117,7 @@ def moe_finalize_routing(
     Raises:
         OpError: a dtype, shape, attribute or index that the op does not take.
     """
-    return _ops.moe_finalize_routing_v2(
+    y: torch.Tensor = _ops.moe_finalize_routing_v2(
         expanded_x,
         expanded_row_idx,
         x1,
@@ -125,6 +128,7 @@ def moe_finalize_routing(
         drop_pad_mode=drop_pad_mode,
         k=k,
     )
+    return y
 
 
 def moe_finalize_routing_grad(
@@ -161,7 +165,7 @@ def moe_finalize_routing_grad(
     Raises:
         OpError: a dtype, shape, attribute or index that the op does not take.
     """
-    return _ops.moe_finalize_routing_v2_grad(
+    grads: tuple[torch.Tensor, torch.Tensor] = _ops.moe_finalize_routing_v2_grad(
         grad_y,
         expanded_row_idx,
         expanded_x,
@@ -173,6 +177,7 @@ def moe_finalize_routing_grad(
         expert_num,
         expert_capacity,
     )
+    return grads
 
 
 def grouped_matmul(
@@ -206,9 +211,10 @@ def grouped_matmul(
     Raises:
         OpError: a dtype, shape, attribute or group list that the op does not take.
     """
-    return _ops.grouped_matmul_single(
+    y: torch.Tensor = _ops.grouped_matmul_single(
         x, weight, bias, group_list, transpose_weight, transpose_x, group_type, group_list_type
     )
+    return y
 
 
 def swiglu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -221,4 +227,5 @@ def swiglu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     Raises:
         OpError: a dtype or shape that the op does not take.
     """
-    return _ops.swi_glu(x, dim)
+    y: torch.Tensor = _ops.swi_glu(x, dim)
+    return y

@@ -214,12 +214,13 @@ class Autograd:
     """Gradient of an op's torch form.
 
     Attributes:
-        save: ``save(ctx, call, outputs)`` keeps what `backward` needs (``ctx.save_for_backward``).
+        save: ``save(ctx, arguments, outputs)`` keeps what `backward` needs
+            (``ctx.save_for_backward``); `arguments` has those of the torch op as attributes.
         backward: ``backward(ctx, *output_grads)`` returns gradients by IR input name; inputs that
             it leaves out get none. It may use only ops that have a TorchAir converter.
     """
 
-    save: Callable[[Any, Call, tuple[torch.Tensor, ...]], None]
+    save: Callable[[Any, Any, tuple[torch.Tensor, ...]], None]
     backward: Callable[..., dict[str, torch.Tensor | None]]
 
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from moe_graph.ops.opdef import REQUIRED, Attr, Autograd, Call, Input, OpDef, TensorSpec
+from moe_graph.ops.opdef import REQUIRED, Attr, Autograd, Input, OpDef, TensorSpec
 from moe_graph.ops.product import current_product
 
 NAMESPACE = "moe_graph"
 
-_library = torch.library.Library(NAMESPACE, "DEF")
+_library: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 _SCHEMA_TYPES = {"Int": "int", "Bool": "bool", "Float": "float", "Str": "str", "ListInt": "int[]"}
 _INPUT_TYPES = {"required": "Tensor", "optional": "Tensor?", "dynamic": "Tensor[]"}
 
@@ -35,7 +35,7 @@ def torch_name(ge_type: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", ge_type).lower()
 
 
-def bind(opdef: OpDef) -> torch._ops.OpOverload:
+def bind(opdef: OpDef) -> Any:
     """Define the torch op of `opdef` and return it."""
     return define(torch_name(opdef.ge_type), schema_of(opdef), opdef, _IrArguments(opdef))
 
@@ -45,7 +45,8 @@ def schema_of(opdef: OpDef) -> str:
     arguments: list[str] = []
     defaults_allowed = True
     # From the back: an optional input gets a default only if nothing after it is without one.
-    for argument in reversed([*opdef.inputs, *opdef.attrs]):
+    in_order: list[Input | Attr] = [*opdef.inputs, *opdef.attrs]
+    for argument in reversed(in_order):
         if isinstance(argument, Attr):
             text = f"{_SCHEMA_TYPES[argument.type]} {argument.name}"
             if argument.default is REQUIRED:
@@ -70,7 +71,7 @@ def define(
     opdef: OpDef,
     to_ir: Callable[[Sequence[Any], dict[str, Any]], tuple[list[Any], dict[str, Any]]],
     autograd: Autograd | None = None,
-) -> torch._ops.OpOverload:
+) -> Any:
     """Define ``moe_graph::<name>`` as a form of `opdef`.
 
     Args:
@@ -110,7 +111,8 @@ class _IrArguments:
 
     def __init__(self, opdef: OpDef) -> None:
         self._opdef = opdef
-        self._names = [argument.name for argument in (*opdef.inputs, *opdef.attrs)]
+        self._names = [declared.name for declared in opdef.inputs]
+        self._names += [attr.name for attr in opdef.attrs]
 
     def __call__(
         self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -201,15 +203,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     return str(value)
-
-
-__all__ = [
-    "NAMESPACE",
-    "Call",
-    "Input",
-    "bind",
-    "define",
-    "ir_arguments",
-    "schema_of",
-    "torch_name",
-]

@@ -29,7 +29,7 @@ def compute(op: Call) -> Tensors:
 def _rows(op: Call) -> torch.Tensor:
     columns = op.weight[0].shape[-2 if op.transpose_weight else -1]
     total = sum(x.shape[0] for x in op.x)
-    y = op.x[0].new_empty((total, columns))
+    y: torch.Tensor = op.x[0].new_empty((total, columns))
     ends = _ends(op, total) if op.group_list is not None else _ends_of_tensors(op)
     begin = 0
     for group, end in enumerate(ends):
@@ -45,7 +45,7 @@ def _rows(op: Call) -> torch.Tensor:
 def _inner(op: Call) -> torch.Tensor:
     (x,), (weight,) = op.x, op.weight
     ends = _ends(op, x.shape[0])
-    y = x.new_empty((len(ends), x.shape[1], weight.shape[1]))
+    y: torch.Tensor = x.new_empty((len(ends), x.shape[1], weight.shape[1]))
     begin = 0
     for group, end in enumerate(ends):
         if end > begin:
@@ -76,7 +76,8 @@ def _oriented(op: Call, weight: torch.Tensor) -> torch.Tensor:
 def _bias(op: Call, group: int) -> torch.Tensor | None:
     if not op.bias:
         return None
-    return op.bias[0][group] if op.bias[0].dim() == 2 else op.bias[group]
+    bias: torch.Tensor = op.bias[0][group] if op.bias[0].dim() == 2 else op.bias[group]
+    return bias
 
 
 def _ends_of_tensors(op: Call) -> list[int]:
@@ -118,13 +119,13 @@ def naive(op: Call) -> Tensors:
         x, weight = wide_x[0], weights[0].to(torch.float32)
         sizes = _sizes(op)
         rows = sum(sizes)
-        parts = zip(x[:rows].split(sizes), weight[:rows].split(sizes), strict=True)
+        parts = zip(torch.split(x[:rows], sizes), torch.split(weight[:rows], sizes), strict=True)
         return [torch.stack([a.t() @ b for a, b in parts]).to(op.x[0].dtype)]
     wide = [(w.t() if op.transpose_weight else w).to(torch.float32) for w in weights]
     if op.group_type == _ROWS:
         joined = torch.cat(wide_x)
         sizes = _sizes(op) if op.group_list is not None else [x.shape[0] for x in wide_x]
-        wide_x = list(joined[: sum(sizes)].split(sizes))
+        wide_x = list(torch.split(joined[: sum(sizes)], sizes))
     products = []
     for group, (x, weight) in enumerate(zip(wide_x, wide, strict=True)):
         product = x @ weight
@@ -139,7 +140,7 @@ def naive(op: Call) -> Tensors:
 
 
 def _sizes(op: Call) -> list[int]:
-    values = op.group_list.tolist()
+    values: list[int] = op.group_list.tolist()
     if op.group_list_type == _COUNT:
         return values
     return [end - begin for begin, end in zip([0, *values], values, strict=False)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from moe_graph.ops.defs.grouped_matmul import INNER, OPDEF
+from moe_graph.ops.defs.grouped_matmul import INNER, OPDEF, ROWS
 from moe_graph.ops.opdef import Autograd
 from moe_graph.ops.torch_binding import define
 
@@ -62,14 +62,16 @@ def _backward(ctx: Any, grad: torch.Tensor) -> dict[str, torch.Tensor | None]:
     x, weight, bias, group_list = ctx.saved_tensors
 
     def by_rows(rows: torch.Tensor, per_group: torch.Tensor, transpose: bool) -> torch.Tensor:
-        return torch.ops.moe_graph.grouped_matmul_single(
-            rows, per_group, None, group_list, transpose, False, 0, ctx.group_list_type
+        y: torch.Tensor = torch.ops.moe_graph.grouped_matmul_single(
+            rows, per_group, None, group_list, transpose, False, ROWS, ctx.group_list_type
         )
+        return y
 
     def by_inner(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return torch.ops.moe_graph.grouped_matmul_single(
+        y: torch.Tensor = torch.ops.moe_graph.grouped_matmul_single(
             left, right, None, group_list, False, True, INNER, ctx.group_list_type
         )
+        return y
 
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     grads: dict[str, torch.Tensor | None] = {}
@@ -91,6 +93,6 @@ def _backward(ctx: Any, grad: torch.Tensor) -> dict[str, torch.Tensor | None]:
     return grads
 
 
-def bind_single() -> torch._ops.OpOverload:
+def bind_single() -> Any:
     """Define the torch op and return it."""
     return define(NAME, SCHEMA, OPDEF, ir_arguments, Autograd(_save, _backward))

@@ -100,7 +100,7 @@ def _limits(op: Call) -> None:
 
 
 def _top_k(op: Any) -> int:
-    return op.k if op.scales is None else op.scales.shape[1]
+    return int(op.k if op.scales is None else op.scales.shape[1])
 
 
 def rows_by_copy(row_idx: torch.Tensor, top_k: int, row_major: bool) -> torch.Tensor:
@@ -167,9 +167,11 @@ def _compute(op: Call) -> Tensors:
 
 
 def _start(op: Call, chunk: slice, hidden: int, dtype: torch.dtype) -> torch.Tensor:
+    total: torch.Tensor
     if op.x1 is None:
-        return op.expanded_x.new_zeros((chunk.stop - chunk.start, hidden), dtype=dtype)
-    total = op.x1[chunk].to(dtype, copy=True)
+        total = op.expanded_x.new_zeros((chunk.stop - chunk.start, hidden), dtype=dtype)
+    else:
+        total = op.x1[chunk].to(dtype, copy=True)
     return total if op.x2 is None else total.add_(op.x2[chunk])
 
 

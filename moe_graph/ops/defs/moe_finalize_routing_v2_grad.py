@@ -16,7 +16,7 @@ import torch
 
 from moe_graph.ops.defs.moe_finalize_routing_v2 import check_range, rows_by_copy
 from moe_graph.ops.defs.tokens import token_chunks
-from moe_graph.ops.dims import UNKNOWN_RANK, minimum, mul
+from moe_graph.ops.dims import UNKNOWN_RANK, Dim, minimum, mul
 from moe_graph.ops.opdef import Attr, Call, Input, OpDef, Output, Specs, Tensors, TensorSpec
 from moe_graph.ops.registry import register
 
@@ -38,6 +38,7 @@ def _shapes(op: Call) -> Specs:
     tokens, hidden = op.dims("grad_y", rank=2)
     (copies,) = op.dims("expanded_row_idx", rank=1)
     top_k = 1 if op.scales is None else op.dims("scales", rank=2)[1]
+    expanded: tuple[Dim, ...]
     if drop_pad:
         expanded = (op.expert_num, op.expert_capacity, hidden)
     else:
@@ -89,8 +90,8 @@ def _scaled_limits(op: Call) -> None:
 def _rows(op: Call) -> int:
     """Return the rows of grad_expanded_x, flattened over experts."""
     if op.drop_pad_mode == DROP_PAD:
-        return op.expert_num * op.expert_capacity
-    copies = op.expanded_row_idx.numel()
+        return int(op.expert_num * op.expert_capacity)
+    copies: int = op.expanded_row_idx.numel()
     return min(copies, op.active_num) if op.active_num > 0 else copies
 
 
@@ -105,10 +106,9 @@ def _check_indices(op: Call) -> None:
 
 def _new_rows(op: Call, rows: int, hidden: int) -> torch.Tensor:
     """Fresh rows; rows that no copy fills are zero with drop/pad and stay unwritten without."""
+    grad_y: torch.Tensor = op.grad_y
     shape = (rows, hidden)
-    return (
-        op.grad_y.new_zeros(shape) if op.drop_pad_mode == DROP_PAD else op.grad_y.new_empty(shape)
-    )
+    return grad_y.new_zeros(shape) if op.drop_pad_mode == DROP_PAD else grad_y.new_empty(shape)
 
 
 def _shaped(op: Call, rows: torch.Tensor) -> torch.Tensor:

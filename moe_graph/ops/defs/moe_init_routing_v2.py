@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from moe_graph.ops.dims import is_unknown, known_less, minimum, mul
+from moe_graph.ops.dims import Dim, is_unknown, known_less, minimum, mul
 from moe_graph.ops.opdef import (
     Attr,
     Autograd,
@@ -60,6 +60,7 @@ def _shapes(op: Call) -> Specs:
         raise op.error("expert_num", got=0, want="> 0 when tokens per expert are asked for")
 
     copies = mul(id_tokens if is_unknown(tokens) else tokens, top_k)
+    expanded: tuple[Dim, ...]
     if drop_pad:
         expanded = (op.expert_num, op.expert_capacity, hidden)
     else:

@@ -32,7 +32,7 @@ def _split_dim(op: Call) -> int:
         raise op.error(
             "dim", got=op.dim, want=f"in [{-rank}, {rank}) for x{show_shape(op.x.shape)}"
         )
-    return op.dim % rank
+    return int(op.dim) % rank
 
 
 def _half(op: Call) -> tuple[Dim, ...]:
