@@ -1,3 +1,147 @@
-"""x"""
+"""Gives the emulated device its operators, in place of the kernels that torch_npu has for real ones.
+
+torch_npu registers a kernel for some 1,500 ``aten`` and 400 ``npu`` operators, which end in CANN
+libraries that do not exist here. :func:`install` puts a kernel in the place of each:
+
+====================================  ====================================================
+views, storage and metadata           torch_npu's own, which need no device
+``aten`` operators with a CPU kernel  that kernel, over the device's memory
+those of ``eager_kernels``            written here, for lack of a CPU kernel
+everything else                       an error that names the operator
+====================================  ====================================================
+
+Only device kernels change. Autograd, meta and decomposition registrations stay as torch_npu has
+them, so a model is traced here exactly as on an Ascend machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_graph.emulator import eager_attention, eager_kernels
+from moe_graph.emulator.eager_fallback import CpuKernels, Kernel, MissingKernelError
+from moe_graph.emulator.eager_memory import DeviceAllocator, copy_
+
+_DEVICE_KEY = "PrivateUse1"
+_CPU_KEYS = (
+    "CPU",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+    "CompositeImplicitAutograd",
+)
+
+# Kernels of torch_npu that only touch metadata or memory, or are made of operators that are replaced.
+_KEPT = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_lazy_clone",
+        "_local_scalar_dense",
+        "_pin_memory",
+        "_reshape_alias",
+        "as_strided",
+        "as_strided_",
+        "contiguous",
+        "copy_memory_",
+        "empty_like",
+        "empty_with_format",
+        "empty_with_swapped_memory",
+        "get_npu_format",
+        "get_storage_size",
+        "is_pinned",
+        "is_set_to",
+        "new_empty_strided",
+        "npu_change_data_ptr",
+        "record_stream",
+        "resize_",
+        "resize_as_",
+        "set_",
+        "set_.source_Storage",
+        "set_.source_Storage_storage_offset",
+        "set_.source_Tensor",
+        "squeeze",
+        "squeeze.dim",
+        "squeeze_",
+        "squeeze_.dim",
+        "transpose_",
+        "unsafe_empty_with_format",
+        "unsqueeze",
+        "unsqueeze_",
+        "view",
+        "view_as_complex",
+        "view_as_real",
+    )
+) | frozenset(
+    f"npu::{name}"
+    for name in ("empty_with_swapped_memory", "get_npu_format", "get_storage_size",
+                 "npu_change_data_ptr", "copy_memory_", "unsafe_empty_with_format",
+                 "_npu_storage_resize")
+)
+
+# Operators of libraries that are imported later, each made of many small ones: run once on the CPU.
+_LATE_OPERATORS = ("transformers::grouped_mm_fallback",)
+
+_libraries: dict[str, Any] = {}
+_kernels: CpuKernels | None = None
+
+
+def _register(name: str, kernel: Kernel) -> None:
+    """Make `kernel` the device's kernel of the operator called `name`."""
+    namespace, _, rest = name.partition("::")
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    # Library.impl checks and records each call; two thousand of them would take half a second.
+    _libraries[namespace].m.impl(rest, _DEVICE_KEY, kernel, False)
+
+
+def _cpu_kernels() -> CpuKernels:
+    if _kernels is None:
+        raise RuntimeError("the emulated device has no kernels yet: import moe_graph first")
+    return _kernels
+
+
+def register_cpu_backed(op: torch._ops.OpOverload) -> None:
+    """Run `op` on the emulated device by its CPU kernel, as one call over the device's memory.
+
+    For operators made of many others: without this each of those would cross to the CPU by itself.
+    """
+    _register(op.name(), _cpu_kernels().for_operator(op.name()))
+
+
+def _missing(name: str) -> Kernel:
+    def kernel(*_args: Any, **_kwargs: Any) -> Any:
+        raise MissingKernelError(name)
+
+    return kernel
+
+
+def _registered(key: str) -> set[str]:
+    return set(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+
+
 def install() -> None:
-    pass
+    """Register the device's kernels; torch_npu must be loaded. Call once."""
+    global _kernels
+    allocator = DeviceAllocator()
+    _kernels = CpuKernels(allocator)
+    own = {**eager_kernels.KERNELS, **eager_attention.KERNELS}
+    on_cpu = set().union(*(_registered(key) for key in _CPU_KEYS))
+    on_device = _registered(_DEVICE_KEY)
+    cpu_only = {name for name in _registered("CPU") if name.startswith("aten::")} - on_device
+
+    placed = own.keys() | {"aten::copy_", "aten::empty.memory_format", "aten::empty_strided"}
+    for name in (on_device | cpu_only) - _KEPT - placed:
+        if not name.startswith(("aten::", "npu::")):
+            continue
+        if name in on_cpu:
+            _register(name, _kernels.for_operator(name))
+        else:
+            _register(name, _missing(name))
+    for name, function in own.items():
+        _register(name, _kernels.for_function(function))
+    for name in _LATE_OPERATORS:
+        _register(name, _kernels.for_operator(name))
+    _register("aten::copy_", copy_)
+    _register("aten::empty.memory_format", allocator.poisoned_empty)
+    _register("aten::empty_strided", allocator.poisoned_empty_strided)

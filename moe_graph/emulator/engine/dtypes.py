@@ -65,7 +65,8 @@ _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 #: The named type classes of operator prototypes (``TensorType::RealNumberType()``).
 TYPE_CLASSES: dict[str, frozenset[torch.dtype]] = {
     "ALL": frozenset(_NAMES),
-    "BasicType": _FLOATING | _INTEGER | _COMPLEX,
+    # the classes of CANN's headers leave out bool, which the kernels of these ops take
+    "BasicType": _FLOATING | _INTEGER | _COMPLEX | {torch.bool},
     "NumberType": _FLOATING | _INTEGER | _COMPLEX,
     "RealNumberType": _FLOATING | _INTEGER,
     "REALNUMBERTYPE": _FLOATING | _INTEGER,

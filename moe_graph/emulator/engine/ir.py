@@ -151,9 +151,17 @@ def _argument(
 
 
 def _dtypes(text: str) -> frozenset[torch.dtype] | None:
-    """Return the dtypes of ``TensorType({...})`` or ``TensorType::Class()``, None for any."""
-    named = re.match(r"(?:List)?TensorType::(\w+)", text)
-    if named:
-        return dtypes.TYPE_CLASSES.get(named[1])
-    found = {dtypes.from_name(name) for name in re.findall(r"DT_\w+", text)}
-    return frozenset(dtype for dtype in found if dtype is not None) or None
+    """Return the dtypes of ``TensorType({DT_X, Class()})`` or ``TensorType::Class()``, None for any.
+
+    The prototypes that TorchAir ships are older than bf16 support: bf16 is taken to be allowed
+    wherever fp16 is.
+    """
+    found: set[torch.dtype] = set()
+    for name in re.findall(r"(\w+)\(\)", text):
+        found |= dtypes.TYPE_CLASSES.get(name, frozenset())
+    found |= {
+        dtype for name in re.findall(r"DT_\w+", text) if (dtype := dtypes.from_name(name)) is not None
+    }
+    if torch.float16 in found:
+        found.add(torch.bfloat16)
+    return frozenset(found) or None

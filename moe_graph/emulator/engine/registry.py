@@ -76,6 +76,9 @@ class Kernel:
     same_dtype: tuple[str, ...] = ()
 
 
+#: Attributes by which TorchAir tells GE how to label dims (NCHW); strides stay row-major.
+_LAYOUT_HINTS = frozenset({"input_layout_info", "output_layout_info"})
+
 _KERNELS: dict[str, Kernel] = {}
 
 
@@ -172,7 +175,10 @@ def bind_attrs(kernel: Kernel, given: dict[str, Any]) -> dict[str, Any]:
     unknown = [
         name
         for name in given
-        if not name.startswith("_") and name not in kernel.attrs and name not in kernel.ignored
+        if not name.startswith("_")
+        and name not in kernel.attrs
+        and name not in kernel.ignored
+        and name not in _LAYOUT_HINTS
     ]
     if unknown:
         raise LookupError(unknown[0])

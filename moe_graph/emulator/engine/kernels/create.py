@@ -32,11 +32,13 @@ def ones_like(x: Tensor) -> Tensor:
     return torch.ones(x.shape, dtype=x.dtype)
 
 
-@ge_op("Range", ignored=("is_closed",), same_dtype=("start", "limit", "delta"))
+@ge_op("Range", ignored=("is_closed",))
 def range_(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    """start, start + delta, ... below limit, in the common dtype of the three."""
     if delta.item() == 0:
         raise KernelError("delta", 0, "a step that is not 0")
-    return torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+    dtype = torch.promote_types(torch.promote_types(start.dtype, limit.dtype), delta.dtype)
+    return torch.arange(start.item(), limit.item(), delta.item(), dtype=dtype)
 
 
 @ge_op("LinSpace", same_dtype=("start", "stop"))

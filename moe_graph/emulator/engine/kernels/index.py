@@ -258,7 +258,7 @@ def sort(
     return values, indices.int()
 
 
-@ge_op("TopKV2")
+@ge_op("TopKV2", ignored=("sort_policy",))
 def top_k(
     x: Tensor, k: Int, *, sorted: bool = True, dim: int = -1, largest: bool = True
 ) -> tuple[Tensor, Tensor]:

@@ -21,9 +21,12 @@ def mat_mul(
     transpose_x1: bool = False,
     transpose_x2: bool = False,
 ) -> Tensor:
-    """[M, K] x [K, N] (+ bias [N]) -> [M, N]; each input may be stored transposed."""
-    if x1.dim() != 2 or x2.dim() != 2:
-        raise KernelError("x1, x2", f"ranks {x1.dim()} and {x2.dim()}", "rank 2")
+    """[M, K] x [K, N] (+ bias [N]) -> [M, N]; each input may be stored transposed.
+
+    A vector counts as one row (x1) or one column (x2), which the result does not have.
+    """
+    if x1.dim() not in (1, 2) or x2.dim() not in (1, 2):
+        raise KernelError("x1, x2", f"ranks {x1.dim()} and {x2.dim()}", "rank 1 or 2")
     return _product(x1.t() if transpose_x1 else x1, x2.t() if transpose_x2 else x2, bias)
 
 
@@ -50,10 +53,9 @@ def dot(input_x: Tensor, input_y: Tensor) -> Tensor:
 
 
 def _product(x1: Tensor, x2: Tensor, bias: Tensor | None) -> Tensor:
-    if x1.shape[-1] != x2.shape[-2]:
-        raise KernelError(
-            "x2", f"contracted dimension {x2.shape[-2]}", f"{x1.shape[-1]}, that of x1"
-        )
+    inner = x2.shape[-2 if x2.dim() > 1 else 0]
+    if x1.shape[-1] != inner:
+        raise KernelError("x2", f"contracted dimension {inner}", f"{x1.shape[-1]}, that of x1")
     if x1.dtype is torch.float16:
         # not every CPU kernel of PyTorch accumulates fp16 in fp32
         product = torch.matmul(x1.float(), x2.float())
