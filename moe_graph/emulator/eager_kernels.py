@@ -13,6 +13,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from moe_graph.emulator.eager_random import cpu_generator
+
+# c10::ScalarType numbers, as torch_npu's schemas pass a dtype in an int argument.
+_DTYPE_CODES = {
+    0: torch.uint8,
+    1: torch.int8,
+    2: torch.int16,
+    3: torch.int32,
+    4: torch.int64,
+    5: torch.float16,
+    6: torch.float32,
+    7: torch.float64,
+    11: torch.bool,
+    15: torch.bfloat16,
+}
+
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` in the precision that the device computes in."""
@@ -68,7 +84,7 @@ def matmul_backward(
 def l1_loss_backward(
     grad: torch.Tensor, tensor: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
-    """``aten::l1_loss_backward``; `reduction` is 0 none, 1 mean, 2 sum."""
+    """``npu::l1_loss_backward``; `reduction` is 0 none, 1 mean, 2 sum."""
     scale = 1.0 / tensor.numel() if reduction == 1 else 1.0
     return torch.sign(tensor - target) * grad * scale
 
@@ -81,7 +97,7 @@ def kl_div_backward(
     *,
     log_target: bool = False,
 ) -> torch.Tensor:
-    """``aten::kl_div_backward``; `reduction` is 0 none, 1 mean, 2 sum."""
+    """``npu::kl_div_backward``; `reduction` is 0 none, 1 mean, 2 sum."""
     scale = 1.0 / tensor.numel() if reduction == 1 else 1.0
     if log_target:
         return -target.exp() * grad * scale
@@ -91,7 +107,7 @@ def kl_div_backward(
 def repeat_interleave_backward_int(
     grad: torch.Tensor, tensor: torch.Tensor, repeats: int, dim: int | None = None
 ) -> torch.Tensor:
-    """``aten::repeat_interleave_backward_int``: sum over the copies of each element."""
+    """``npu::repeat_interleave_backward_int``: sum over the copies of each element."""
     if dim is None:
         return grad.reshape(-1, repeats).sum(1).view(tensor.shape)
     dim %= tensor.dim()
@@ -101,7 +117,7 @@ def repeat_interleave_backward_int(
 def repeat_interleave_backward_tensor(
     grad: torch.Tensor, tensor: torch.Tensor, repeats: torch.Tensor, dim: int | None = None
 ) -> torch.Tensor:
-    """``aten::repeat_interleave_backward_tensor``: sum over the copies of each element."""
+    """``npu::repeat_interleave_backward_tensor``: sum over the copies of each element."""
     source = tensor.reshape(-1) if dim is None else tensor
     axis = 0 if dim is None else dim
     counts = repeats.expand(source.shape[axis])
@@ -109,9 +125,78 @@ def repeat_interleave_backward_tensor(
     return torch.zeros_like(source).index_add_(axis, index, grad).view(tensor.shape)
 
 
-def dtype_cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``npu::_npu_dtype_cast``: a copy in `dtype`."""
-    return tensor.to(dtype, copy=True)
+def gather_backward(
+    grad: torch.Tensor, size: Sequence[int], dim: int, index: torch.Tensor, sparse_grad: bool
+) -> torch.Tensor:
+    """``npu::npu_gather_backward``: add each gradient to the element that was gathered."""
+    return grad.new_zeros(size).scatter_add_(dim, index, grad)
+
+
+def extremum_backward(
+    grad: torch.Tensor, dim: int, indices: torch.Tensor, size: Sequence[int], keepdim: bool
+) -> torch.Tensor:
+    """``npu::npu_max_backward`` and ``npu_min_backward``: the gradient goes where the extremum was."""
+    if not keepdim and size:
+        grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
+    return grad.new_zeros(size).scatter_(dim, indices.long(), grad)
+
+
+def dropout(tensor: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """``npu::_npu_dropout``: the tensor after dropout, and the mask that :func:`dropout_backward` reads."""
+    keep = torch.rand(tensor.shape, generator=cpu_generator(None, None)) >= p
+    return dropout_backward(tensor, keep, p), keep
+
+
+def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    """``npu::npu_dropout_backward``: the gradient where `mask` kept the element."""
+    return grad * mask.to(grad.dtype) * (1.0 / (1.0 - p) if p < 1.0 else 0.0)
+
+
+def bce_with_logits_backward(
+    grad: torch.Tensor,
+    tensor: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    pos_weight: torch.Tensor | None,
+    reduction: int,
+) -> torch.Tensor:
+    """``npu::npu_binary_cross_entropy_with_logits_backward``; `reduction` 0 none, 1 mean, 2 sum."""
+    probability = tensor.sigmoid()
+    positive = target if pos_weight is None else pos_weight * target
+    result = ((positive + 1 - target) * probability - positive) * grad
+    if weight is not None:
+        result = result * weight
+    return result / tensor.numel() if reduction == 1 else result
+
+
+def gelu(tensor: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
+    """``npu::npu_gelu``."""
+    return F.gelu(tensor, approximate=approximate)
+
+
+def gelu_backward(
+    grad: torch.Tensor, tensor: torch.Tensor, *, approximate: str = "none"
+) -> torch.Tensor:
+    """``npu::npu_gelu_backward``."""
+    return torch.ops.aten.gelu_backward(grad, tensor, approximate=approximate)
+
+
+def linear_backward(
+    grad: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``npu::npu_linear_backward``: gradients of the input and of the weight."""
+    rows, columns = tensor.reshape(-1, tensor.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    return torch.mm(columns, weight).view(tensor.shape), torch.mm(columns.t(), rows)
+
+
+def _dtype_of(code: int | torch.dtype) -> torch.dtype:
+    """The dtype that torch_npu passes as a number."""
+    return code if isinstance(code, torch.dtype) else _DTYPE_CODES[code]
+
+
+def dtype_cast(tensor: torch.Tensor, dtype: int | torch.dtype, _given: Any = None) -> torch.Tensor:
+    """``npu::npu_dtype_cast``: a copy in `dtype`."""
+    return tensor.to(_dtype_of(dtype), copy=True)
 
 
 def dtype_cast_(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -119,11 +204,9 @@ def dtype_cast_(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return tensor.copy_(source)
 
 
-def dtype_cast_backward(
-    grad: torch.Tensor, dtype: torch.dtype, grad_dtype: Any = None, input_dtype: Any = None
-) -> torch.Tensor:
-    """``npu::npu_dtype_cast_backward``: the gradient in the dtype of the input."""
-    return grad.to(dtype, copy=True)
+def silu_backward(grad: torch.Tensor, tensor: torch.Tensor, _result: torch.Tensor) -> torch.Tensor:
+    """``npu::npu_silu_backward``."""
+    return torch.ops.aten.silu_backward(grad, tensor)
 
 
 def swiglu(tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -221,22 +304,34 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "aten::_log_softmax": log_softmax,
     "aten::_softmax": softmax,
     "aten::histc": histc,
-    "aten::kl_div_backward": kl_div_backward,
-    "aten::l1_loss_backward": l1_loss_backward,
     "aten::matmul_backward": matmul_backward,
-    "aten::repeat_interleave_backward_int": repeat_interleave_backward_int,
-    "aten::repeat_interleave_backward_tensor": repeat_interleave_backward_tensor,
+    "npu::_npu_dropout": dropout,
     "npu::_npu_dtype_cast": dtype_cast,
+    "npu::_npu_dtype_cast_backward": dtype_cast,
+    "npu::kl_div_backward": kl_div_backward,
+    "npu::l1_loss_backward": l1_loss_backward,
     "npu::npu_add_rms_norm": add_rms_norm,
+    "npu::npu_binary_cross_entropy_with_logits_backward": bce_with_logits_backward,
+    "npu::npu_dropout_backward": dropout_backward,
+    "npu::npu_dtype_cast": dtype_cast,
     "npu::npu_dtype_cast_": dtype_cast_,
-    "npu::npu_dtype_cast_backward": dtype_cast_backward,
+    "npu::npu_dtype_cast_backward": dtype_cast,
+    "npu::npu_gather_backward": gather_backward,
+    "npu::npu_gelu": gelu,
+    "npu::npu_gelu_backward": gelu_backward,
+    "npu::npu_linear": F.linear,
+    "npu::npu_linear_backward": linear_backward,
+    "npu::npu_max_backward": extremum_backward,
+    "npu::npu_min_backward": extremum_backward,
     "npu::npu_rms_norm": rms_norm,
     "npu::npu_rms_norm_backward": rms_norm_backward,
     "npu::npu_rotary_mul": rotary_mul,
     "npu::npu_rotary_mul_backward": rotary_mul_backward,
     "npu::npu_silu": F.silu,
-    "npu::npu_silu_backward": lambda grad, x, _y: torch.ops.aten.silu_backward(grad, x),
+    "npu::npu_silu_backward": silu_backward,
     "npu::npu_swiglu": swiglu,
     "npu::npu_swiglu_backward": swiglu_backward,
+    "npu::repeat_interleave_backward_int": repeat_interleave_backward_int,
+    "npu::repeat_interleave_backward_tensor": repeat_interleave_backward_tensor,
 }
 """Functions on CPU tensors, by the name of the operator that they are the device's kernel of."""
