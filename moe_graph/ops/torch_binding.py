@@ -87,13 +87,13 @@ def define(
     def eager(*args: Any, **kwargs: Any) -> Any:
         inputs, attrs = to_ir(args, kwargs)
         soc = current_product()
-        specs = opdef.infer(_specs(inputs), attrs, soc)
+        specs = opdef.infer(specs_of(inputs), attrs, soc)
         outputs = opdef.kernel(inputs, attrs, soc)
         return unwrap(_fill_absent(opdef, inputs, specs, outputs))
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         inputs, attrs = to_ir(args, kwargs)
-        specs = opdef.infer(_specs(inputs), attrs, current_product())
+        specs = opdef.infer(specs_of(inputs), attrs, current_product())
         return unwrap(_fill_absent(opdef, inputs, specs, None))
 
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -164,7 +164,8 @@ def _single_or_tuple(schema: str) -> Callable[[list[torch.Tensor]], Any]:
     return tuple
 
 
-def _specs(inputs: Sequence[Any]) -> list[Any]:
+def specs_of(inputs: Sequence[Any]) -> list[Any]:
+    """Return the specs of tensors, lists of tensors and None, in that structure."""
     return [
         None
         if value is None
