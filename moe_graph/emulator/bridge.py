@@ -14,10 +14,8 @@ import atexit
 import ctypes
 import functools
 import importlib
-import inspect
 import itertools
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +28,13 @@ ENGINE_MODULE = "moe_graph.emulator.engine.session"
 
 _SUCCESS, _FAILED = 0, 1
 _IR_KNOWN, _IR_UNKNOWN, _IR_FAILED = 0, 1, 2
+
+Record = tuple[int, ...]
 _RECORD_HEAD = 5
 
-_WORDS = ctypes.c_void_p
-_SINK = ctypes.c_void_p
+_int, _size = ctypes.c_int, ctypes.c_size_t
+_session, _graph = ctypes.c_uint64, ctypes.c_uint32
+_pointer, _text = ctypes.c_void_p, ctypes.c_char_p
 
 
 class _Callbacks(ctypes.Structure):
@@ -43,42 +44,39 @@ class _Callbacks(ctypes.Structure):
         (
             "add_graph",
             ctypes.CFUNCTYPE(
-                ctypes.c_int,
-                ctypes.c_uint64,
-                ctypes.c_uint32,
-                ctypes.c_void_p,
-                ctypes.c_size_t,
-                ctypes.POINTER(ctypes.c_char_p),
-                ctypes.c_size_t,
+                _int, _session, _graph, _pointer, _size, ctypes.POINTER(_text), _size
             ),
         ),
-        ("summary", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint32, _SINK)),
+        ("summary", ctypes.CFUNCTYPE(_int, _session, _graph, _pointer)),
         (
             "run",
-            ctypes.CFUNCTYPE(
-                ctypes.c_int,
-                ctypes.c_uint64,
-                ctypes.c_uint32,
-                _WORDS,
-                ctypes.c_size_t,
-                _WORDS,
-                ctypes.c_size_t,
-                _SINK,
-            ),
+            ctypes.CFUNCTYPE(_int, _session, _graph, _pointer, _size, _pointer, _size, _pointer),
         ),
-        ("remove_graph", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint32)),
+        ("remove_graph", ctypes.CFUNCTYPE(_int, _session, _graph)),
         ("release", ctypes.CFUNCTYPE(None, ctypes.c_int64)),
-        ("ir_definition", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, _SINK)),
+        ("ir_definition", ctypes.CFUNCTYPE(_int, _text, _pointer)),
     ]
 
 
+_LIBRARY_FUNCTIONS: dict[str, list[Any]] = {
+    "moe_graph_cann_emit_ir": [_pointer, _int, _text, _text],
+    "moe_graph_cann_emit_outputs": [_pointer, _pointer, _size],
+    "moe_graph_cann_emit_summary": [_pointer, _int, _pointer, _size],
+    "moe_graph_cann_register": [ctypes.POINTER(_Callbacks)],
+    "moe_graph_cann_set_error": [_text],
+    "moe_graph_cann_unregister": [],
+}
+"""Argument types of the functions of ``cann/engine.h``; none returns anything."""
+
+
 def _engine() -> Any:
-    """The engine's session module; imported at the first graph, so that importing stays cheap."""
+    """The engine's session module, imported at the first graph so that importing stays cheap."""
     return importlib.import_module(ENGINE_MODULE)
 
 
-def _ge_dtypes() -> dict[int, torch.dtype]:
-    """``ge::DataType`` numbers of the dtypes that torch has."""
+@functools.cache
+def _dtype_by_number() -> dict[int, torch.dtype]:
+    """The torch dtypes by their ``ge::DataType`` number."""
     import torch
 
     return {
@@ -104,28 +102,17 @@ def _ge_dtypes() -> dict[int, torch.dtype]:
 
 
 @functools.cache
-def _dtype_of() -> dict[int, torch.dtype]:
-    return _ge_dtypes()
+def _number_by_dtype() -> dict[torch.dtype, int]:
+    return {dtype: number for number, dtype in _dtype_by_number().items()}
 
 
-@functools.cache
-def _number_of() -> dict[torch.dtype, int]:
-    return {dtype: number for number, dtype in _ge_dtypes().items()}
-
-
-Record = tuple[int, ...]
-
-
-def _read_words(address: int | None, count: int) -> list[int]:
-    if not count:
+def _read_records(address: int | None, count: int) -> list[Record]:
+    """Read `count` numbers and cut them into one record per tensor."""
+    if address is None or not count:
         return []
-    return (ctypes.c_int64 * count).from_address(address or 0)[:]
-
-
-def _split(words: Sequence[int]) -> list[Record]:
-    """Cut a flat list of numbers into one record per tensor."""
+    words = (ctypes.c_int64 * count).from_address(address)[:]
     records, at = [], 0
-    while at < len(words):
+    while at < count:
         end = at + _RECORD_HEAD + words[at + 4]
         records.append(tuple(words[at:end]))
         at = end
@@ -138,7 +125,7 @@ def _view(record: Record) -> torch.Tensor:
 
     address, size, number = record[:3]
     dims = record[_RECORD_HEAD:]
-    dtype = _dtype_of().get(number)
+    dtype = _dtype_by_number().get(number)
     if dtype is None:
         raise TypeError(f"tensor of shape {list(dims)}: ge::DataType {number} has no torch dtype")
     count = 1
@@ -146,19 +133,14 @@ def _view(record: Record) -> torch.Tensor:
         count *= dim
     if count == 0:
         return torch.empty(dims, dtype=dtype)
-    if not address:
-        raise ValueError(f"tensor of shape {list(dims)} and dtype {dtype} has no memory")
-    if count * dtype.itemsize > size:
+    wanted = count * dtype.itemsize
+    if not address or size < wanted:
         raise ValueError(
-            f"tensor of shape {list(dims)} and dtype {dtype}: got {size} bytes of memory, "
-            f"want {count * dtype.itemsize}"
+            f"tensor of shape {list(dims)} and dtype {dtype}: got {size if address else 0} bytes "
+            f"of memory, want {wanted}"
         )
-    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    memory = (ctypes.c_char * wanted).from_address(address)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(dims)
-
-
-def _overlap(one: Record, other: Record) -> bool:
-    return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]
 
 
 class _InputCache:
@@ -168,21 +150,25 @@ class _InputCache:
     """
 
     def __init__(self) -> None:
-        self._records: list[Record] = []
-        self._tensors: list[torch.Tensor] = []
+        self._last: tuple[list[Record], list[torch.Tensor]] = [], []
 
     def tensors(self, records: list[Record]) -> list[torch.Tensor]:
         """Return one tensor per record."""
-        old_records, old_tensors = self._records, self._tensors
-        if len(old_records) == len(records):
-            tensors = [
-                old_tensor if old == new else _view(new)
-                for old, new, old_tensor in zip(old_records, records, old_tensors, strict=True)
-            ]
-        else:
+        old_records, old_tensors = self._last
+        if len(old_records) != len(records):
             tensors = [_view(record) for record in records]
-        self._records, self._tensors = records, tensors
+        else:
+            tensors = [
+                tensor if old == new else _view(new)
+                for old, new, tensor in zip(old_records, records, old_tensors, strict=True)
+            ]
+        self._last = records, tensors
         return tensors
+
+
+# An output without elements still needs an address that is not null.
+_EMPTY_BUFFER = ctypes.create_string_buffer(512)
+_EMPTY_ADDRESS = ctypes.addressof(_EMPTY_BUFFER)
 
 
 class _Bridge:
@@ -190,51 +176,32 @@ class _Bridge:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self._inputs: dict[tuple[int, int], _InputCache] = {}
         self._handed_over: dict[int, torch.Tensor] = {}
         self._tokens = itertools.count(1)
-        self._inputs: dict[tuple[int, int], _InputCache] = {}
-        self._lock = threading.Lock()
-        library.moe_graph_cann_set_error.argtypes = [ctypes.c_char_p]
-        library.moe_graph_cann_set_error.restype = None
-        library.moe_graph_cann_emit_summary.argtypes = [
-            _SINK,
-            ctypes.c_int,
-            _WORDS,
-            ctypes.c_size_t,
-        ]
-        library.moe_graph_cann_emit_summary.restype = None
-        library.moe_graph_cann_emit_outputs.argtypes = [_SINK, _WORDS, ctypes.c_size_t]
-        library.moe_graph_cann_emit_outputs.restype = None
-        library.moe_graph_cann_emit_ir.argtypes = [
-            _SINK,
-            ctypes.c_int,
-            ctypes.c_char_p,
-            ctypes.c_char_p,
-        ]
-        library.moe_graph_cann_emit_ir.restype = None
-        library.moe_graph_cann_register.argtypes = [ctypes.POINTER(_Callbacks)]
-        library.moe_graph_cann_register.restype = None
-        library.moe_graph_cann_unregister.restype = None
-        fields: dict[str, Any] = dict(_Callbacks._fields_)
+        for name, arguments in _LIBRARY_FUNCTIONS.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
+        types: dict[str, Any] = dict(_Callbacks._fields_)
         self._callbacks = _Callbacks(
-            fields["add_graph"](self._guard(self._add_graph, _FAILED)),
-            fields["summary"](self._guard(self._summary, _FAILED)),
-            fields["run"](self._guard(self._run, _FAILED)),
-            fields["remove_graph"](self._guard(self._remove_graph, _FAILED)),
-            fields["release"](self._release),
-            fields["ir_definition"](self._guard(self._ir_definition, _IR_FAILED)),
+            types["add_graph"](self._guard(self._add_graph, _FAILED)),
+            types["summary"](self._guard(self._summary, _FAILED)),
+            types["run"](self._guard(self._run, _FAILED)),
+            types["remove_graph"](self._guard(self._remove_graph, _FAILED)),
+            types["release"](self._release),
+            types["ir_definition"](self._guard(self._ir_definition, _IR_FAILED)),
         )
         library.moe_graph_cann_register(ctypes.byref(self._callbacks))
         # TorchAir lets go of graphs and outputs after Python is gone; nobody may be called then.
         atexit.register(library.moe_graph_cann_unregister)
 
     def _guard(self, function: Callable[..., int | None], failed: int) -> Callable[..., int]:
-        """Turn an exception of `function` into an error text and a status."""
+        """Turn an exception of `function` into an error text and the status `failed`."""
 
         def call(*arguments: Any) -> int:
             try:
-                status = function(*arguments)
-                return _SUCCESS if status is None else status
+                return function(*arguments) or _SUCCESS
+            # An interrupt has no way through C++ either; TorchAir raises it as a RuntimeError.
             except BaseException as error:
                 logger.debug("%s failed", function.__name__, exc_info=True)
                 text = str(error) or type(error).__name__
@@ -244,16 +211,10 @@ class _Bridge:
         return call
 
     def _add_graph(
-        self,
-        session: int,
-        graph: int,
-        model: int,
-        size: int,
-        keys_and_values: Any,
-        count: int,
+        self, session: int, graph: int, model: int, size: int, keys_and_values: Any, count: int
     ) -> None:
-        text = [keys_and_values[i].decode() for i in range(2 * count)]
-        options = dict(zip(text[::2], text[1::2], strict=True))
+        texts = [keys_and_values[i].decode() for i in range(2 * count)]
+        options = dict(zip(texts[::2], texts[1::2], strict=True))
         _engine().add_graph(session, graph, ctypes.string_at(model, size), options)
         self._inputs[session, graph] = _InputCache()
 
@@ -277,34 +238,26 @@ class _Bridge:
         output_count: int,
         sink: int,
     ) -> None:
-        inputs = _split(_read_words(input_words, input_count))
-        outputs = _split(_read_words(output_words, output_count))
-        tensors = self._inputs[session, graph].tensors(inputs)
+        inputs = self._inputs[session, graph].tensors(_read_records(input_words, input_count))
+        outputs = _read_records(output_words, output_count)
         if outputs and all(record[0] or 0 in record[_RECORD_HEAD:] for record in outputs):
-            _fill(_engine(), session, graph, inputs, tensors, outputs)
-            return
-        results = _engine().run(session, graph, tensors)
-        self._hand_over(inputs, results, sink)
+            targets = [_view(record) for record in outputs]
+            _engine().run(session, graph, inputs, outputs=targets)
+        else:
+            self._hand_over(_engine().run(session, graph, inputs), sink)
 
-    def _hand_over(
-        self, inputs: list[Record], results: Sequence[torch.Tensor], sink: int
-    ) -> None:
-        """Give the memory of `results` to the caller, until it calls release with the token."""
-        taken = {record[0] for record in inputs}
+    def _hand_over(self, results: Sequence[torch.Tensor], sink: int) -> None:
+        """Give the memory of `results` to the caller, until it calls release with the token.
+
+        The engine's results are contiguous and share no memory with anything.
+        """
         words: list[int] = []
         for result in results:
-            tensor = _owned(result, inputs, taken)
-            taken.add(tensor.data_ptr())
             token = next(self._tokens)
-            self._handed_over[token] = tensor
-            words += (
-                tensor.untyped_storage().data_ptr() if tensor.numel() else _EMPTY_ADDRESS,
-                tensor.nbytes,
-                _number_of()[tensor.dtype],
-                token,
-                tensor.dim(),
-                *tensor.shape,
-            )
+            self._handed_over[token] = result
+            address = result.data_ptr() if result.numel() else _EMPTY_ADDRESS
+            number = _number_by_dtype()[result.dtype]
+            words += (address, result.nbytes, number, token, result.dim(), *result.shape)
         packed = (ctypes.c_int64 * len(words))(*words)
         self._library.moe_graph_cann_emit_outputs(sink, ctypes.addressof(packed), len(words))
 
@@ -319,72 +272,11 @@ class _Bridge:
         definition = _engine().ir_definition(op_type.decode())
         if definition is None:
             return _IR_UNKNOWN
-        emit = self._library.moe_graph_cann_emit_ir
-        for kind, entries in enumerate((definition.inputs, definition.outputs, definition.attrs)):
+        parts = (definition.inputs, definition.outputs, definition.attrs)
+        for kind, entries in enumerate(parts):
             for name, what in entries:
-                emit(sink, kind, name.encode(), what.encode())
+                self._library.moe_graph_cann_emit_ir(sink, kind, name.encode(), what.encode())
         return _IR_KNOWN
-
-
-# An output without elements still needs an address that is not null.
-_EMPTY_BUFFER = ctypes.create_string_buffer(512)
-_EMPTY_ADDRESS = ctypes.addressof(_EMPTY_BUFFER)
-
-
-def _owned(result: torch.Tensor, inputs: list[Record], taken: set[int]) -> torch.Tensor:
-    """Return `result` as a dense tensor whose memory no input and no earlier output uses."""
-    storage = result.untyped_storage()
-    extent = (storage.data_ptr(), storage.nbytes())
-    dense = result.is_contiguous() and storage.nbytes() == result.nbytes
-    shared = extent[0] in taken or any(_overlap(extent, record) for record in inputs)
-    return result if dense and not shared else result.clone(memory_format=_contiguous())
-
-
-def _contiguous() -> torch.memory_format:
-    import torch
-
-    return torch.contiguous_format
-
-
-@functools.cache
-def _takes_outputs(run: Callable[..., Any]) -> bool:
-    return "outputs" in inspect.signature(run).parameters
-
-
-def _fill(
-    engine: Any,
-    session: int,
-    graph: int,
-    inputs: list[Record],
-    tensors: list[torch.Tensor],
-    outputs: list[Record],
-) -> None:
-    """Run a graph whose outputs have their memory already.
-
-    An output may be the memory of an input (a weight updated in place). The engine must not write
-    there before the last node has read it, so such a graph is filled from finished results.
-    """
-    targets = [_view(record) for record in outputs]
-    updates = any(
-        record[1] and _overlap(record, other) for record in outputs for other in inputs if other[1]
-    )
-    if not updates and _takes_outputs(engine.run):
-        results = engine.run(session, graph, tensors, outputs=targets)
-    else:
-        results = engine.run(session, graph, tensors)
-    if len(results) != len(targets):
-        raise RuntimeError(f"graph {graph}: got {len(results)} outputs, want {len(targets)}")
-    if updates:
-        results = [result.clone() for result in results]
-    for index, (target, result) in enumerate(zip(targets, results, strict=True)):
-        if result is target:
-            continue
-        if result.shape != target.shape or result.dtype != target.dtype:
-            raise RuntimeError(
-                f"graph {graph}, output {index}: got {result.dtype}{list(result.shape)}, "
-                f"want {target.dtype}{list(target.shape)}"
-            )
-        target.copy_(result)
 
 
 _bridge: _Bridge | None = None
