@@ -205,5 +205,3 @@ def _put_rows(call: Call, facts: Facts, index: Node, values: Any) -> Fact | Miss
             lambda: f"the sort that grouped the rows ({body.order.maker.name})",
         )
     return unpermuted(values, fact, body)
-
-

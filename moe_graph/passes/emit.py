@@ -1,0 +1,110 @@
+"""New nodes that carry the same meta as traced ones."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
+
+from moe_graph.passes import meta
+from moe_graph.provenance import LAYER_KEY
+
+_INHERITED = ("stack_trace", "nn_module_stack", "source_fn_stack")
+
+
+class Emitter:
+    """Inserts the nodes of one layer and can take them out again.
+
+    Args:
+        graph: where to insert.
+        layer: module path of the layer, left on every new node.
+    """
+
+    def __init__(self, graph: Graph, layer: str) -> None:
+        self._graph = graph
+        self._layer = layer
+        self.nodes: list[Node] = []
+
+    def call(
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        at: Node,
+        name: str,
+    ) -> Node:
+        """Insert a call before the node `at`, whose origin it inherits.
+
+        Raises:
+            moe_graph.ops.OpError: the op refuses these arguments.
+        """
+        kwargs = dict(kwargs or {})
+        key = "example_value" if "example_value" in at.meta else "val"
+        value = _infer(target, args, kwargs)
+        with self._graph.inserting_before(at):
+            node = self._graph.create_node("call_function", target, args, kwargs, name=name)
+        node.meta.update({k: at.meta[k] for k in _INHERITED if k in at.meta})
+        node.meta[key] = value
+        self.mark(node)
+        self.nodes.append(node)
+        return node
+
+    def item(self, source: Node, index: int, *, at: Node, name: str) -> Node:
+        """Insert the choice of one result of `source`."""
+        return self.call(operator.getitem, (source, index), at=at, name=name)
+
+    def cast(self, node: Node, dtype: torch.dtype, *, at: Node) -> Node:
+        """Insert a cast of `node`, or return `node` where it has that dtype already."""
+        if meta.dtype(node) == dtype:
+            return node
+        cast = torch.ops.aten._to_copy.default
+        name = f"{node.name}_{str(dtype).removeprefix('torch.')}"
+        return self.call(cast, (node,), {"dtype": dtype}, at=at, name=name)
+
+    def reshape(self, node: Node, dims: tuple[int, ...], *, at: Node) -> Node:
+        """Insert a reshape of `node`; -1 stands for the dimension that depends on the tokens."""
+        reshape = torch.ops.aten.reshape.default
+        return self.call(reshape, (node, list(dims)), at=at, name=f"{node.name}_reshaped")
+
+    def mark(self, node: Node) -> None:
+        """Leave the layer's path on `node`."""
+        custom = node.meta.get("custom")
+        node.meta["custom"] = {
+            **(custom if isinstance(custom, dict) else {}),
+            LAYER_KEY: self._layer,
+        }
+
+    def undo(self) -> None:
+        """Take out every node that was inserted."""
+        for node in reversed(self.nodes):
+            self._graph.erase_node(node)
+        self.nodes.clear()
+
+
+def _infer(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what a call yields on the example values of its arguments."""
+    fake_args = map_arg(args, meta.example)
+    fake_kwargs = map_arg(kwargs, meta.example)
+    mode = _mode_of((fake_args, fake_kwargs))
+    with torch.no_grad():
+        if mode is None:
+            return target(*fake_args, **fake_kwargs)
+        with mode:
+            return target(*fake_args, **fake_kwargs)
+
+
+def _mode_of(values: Any) -> FakeTensorMode | None:
+    """Return the fake mode of the tensors themselves.
+
+    While a backend runs, the mode that dynamo announces is no longer the one it traced with.
+    """
+    fakes = (leaf for leaf in tree_leaves(values) if isinstance(leaf, FakeTensor))
+    first = next(fakes, None)
+    return first.fake_mode if first is not None else None

@@ -1,0 +1,94 @@
+"""The pass over one graph module and the checkpoint bodies inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import GraphModule, Node
+
+from moe_graph.config import Config
+from moe_graph.ops import OpError
+from moe_graph.passes import rules  # noqa: F401  registers the transfer rules
+from moe_graph.passes.analysis import Facts
+from moe_graph.passes.misses import Miss
+from moe_graph.passes.recognise import Layer, find_layers
+from moe_graph.passes.rewrite import LayerRewrite
+from moe_graph.passes.routers import router_name
+from moe_graph.provenance import module_path, source_line
+from moe_graph.report import LayerReport
+
+FORM = "sorted-grouped"
+
+
+def rewrite_graph(gm: GraphModule, config: Config) -> list[LayerReport]:
+    """Rewrite the layers of `gm` and of its checkpoint bodies; see ``rewrite_moe_layers``."""
+    reports: list[LayerReport] = []
+    for body in checkpoint_bodies(gm):
+        reports += rewrite_graph(body, config)
+    facts = Facts(gm.graph)
+    changed = False
+    for found in find_layers(gm.graph, facts):
+        report = (
+            _kept(facts, found) if isinstance(found, Miss) else _rewrite(gm, facts, found, config)
+        )
+        changed |= report.status == "rewritten"
+        reports.append(report)
+    if changed:
+        gm.graph.lint()
+        gm.recompile()
+    return reports
+
+
+def checkpoint_bodies(gm: GraphModule) -> Iterator[GraphModule]:
+    """Yield the bodies of the activation checkpoints of a graph, each once."""
+    seen: set[int] = set()
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or "checkpoint" not in getattr(node.target, "__name__", ""):
+            continue
+        for source in node.all_input_nodes:
+            body = getattr(gm, str(source.target), None) if source.op == "get_attr" else None
+            if isinstance(body, GraphModule) and id(body) not in seen:
+                seen.add(id(body))
+                yield body
+
+
+def _rewrite(gm: GraphModule, facts: Facts, layer: Layer, config: Config) -> LayerReport:
+    path = module_path(layer.order.maker)
+    rewrite = LayerRewrite(gm.graph, facts, layer, path)
+    try:
+        rewrite.prepare()
+    except OpError as error:
+        return _kept(facts, _refused(layer, error))
+    report = LayerReport(
+        path,
+        source_line(layer.order.maker),
+        "rewritten",
+        form=FORM,
+        router=router_name(facts, layer.root),
+        fx_nodes_before=len(layer.body) + len(layer.dead),
+        fx_nodes_after=len(layer.body) + len(rewrite.nodes),
+    )
+    rewrite.apply()
+    return report
+
+
+def _refused(layer: Layer, error: OpError) -> Miss:
+    return Miss(
+        "op-limits",
+        layer.end,
+        layer.root,
+        f"{error.op} {error.argument} = {error.got}",
+        error.want,
+        error.hint,
+    )
+
+
+def _kept(facts: Facts, miss: Miss) -> LayerReport:
+    where: Node = miss.node
+    return LayerReport(
+        module_path(where),
+        source_line(where),
+        "kept",
+        router=router_name(facts, miss.root) if miss.root is not None else "",
+        reasons=[miss.reason()],
+    )

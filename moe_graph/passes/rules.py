@@ -1,0 +1,11 @@
+"""Loads every transfer rule; importing a ``facts_*`` module registers its rules."""
+
+from moe_graph.passes import (
+    facts_combine,
+    facts_routing,
+    facts_rows,
+    facts_rowwise,
+    facts_shape,
+)
+
+__all__ = ["facts_combine", "facts_routing", "facts_rows", "facts_rowwise", "facts_shape"]
