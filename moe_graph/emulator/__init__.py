@@ -41,6 +41,7 @@ def activate() -> bool:
                 from moe_graph.emulator import bridge
 
                 bridge.connect(library)
+                loader.settle_torch_npu()
                 loader.announce(machine)
                 emulated = True
             _decided = True

@@ -43,9 +43,7 @@ class _Callbacks(ctypes.Structure):
     _fields_ = [
         (
             "add_graph",
-            ctypes.CFUNCTYPE(
-                _int, _session, _graph, _pointer, _size, ctypes.POINTER(_text), _size
-            ),
+            ctypes.CFUNCTYPE(_int, _session, _graph, _pointer, _size, ctypes.POINTER(_text), _size),
         ),
         ("summary", ctypes.CFUNCTYPE(_int, _session, _graph, _pointer)),
         (
@@ -182,7 +180,7 @@ class _Bridge:
         for name, arguments in _LIBRARY_FUNCTIONS.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
-        types: dict[str, Any] = dict(_Callbacks._fields_)
+        types: dict[str, Any] = {field[0]: field[1] for field in _Callbacks._fields_}
         self._callbacks = _Callbacks(
             types["add_graph"](self._guard(self._add_graph, _FAILED)),
             types["summary"](self._guard(self._summary, _FAILED)),

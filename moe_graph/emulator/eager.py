@@ -1,4 +1,4 @@
-"""Gives the emulated device its operators, in place of the kernels that torch_npu has for real ones.
+"""Gives the emulated device its operators, in place of the kernels that torch_npu has for an NPU.
 
 torch_npu registers a kernel for some 1,500 ``aten`` and 400 ``npu`` operators, which end in CANN
 libraries that do not exist here. :func:`install` puts a kernel in the place of each:
@@ -19,12 +19,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode as current_mode
 
 from moe_graph.emulator import eager_attention, eager_kernels
-from moe_graph.emulator.eager_fallback import CpuKernels, Kernel, MissingKernelError
+from moe_graph.emulator.eager_fallback import (
+    CpuKernels,
+    Kernel,
+    MissingKernelError,
+    find_overload,
+)
 from moe_graph.emulator.eager_memory import DeviceAllocator, copy_
 
 _DEVICE_KEY = "PrivateUse1"
+_AUTOGRAD_KEY = "AutogradPrivateUse1"
 _CPU_KEYS = (
     "CPU",
     "CompositeExplicitAutograd",
@@ -32,7 +39,7 @@ _CPU_KEYS = (
     "CompositeImplicitAutograd",
 )
 
-# Kernels of torch_npu that only touch metadata or memory, or are made of operators that are replaced.
+# Kernels of torch_npu that only touch metadata or memory, or are made of replaced operators.
 _KEPT = frozenset(
     f"aten::{name}"
     for name in (
@@ -74,9 +81,25 @@ _KEPT = frozenset(
     )
 ) | frozenset(
     f"npu::{name}"
-    for name in ("empty_with_swapped_memory", "get_npu_format", "get_storage_size",
-                 "npu_change_data_ptr", "copy_memory_", "unsafe_empty_with_format",
-                 "_npu_storage_resize")
+    for name in (
+        "empty_with_swapped_memory",
+        "get_npu_format",
+        "get_storage_size",
+        "npu_change_data_ptr",
+        "copy_memory_",
+        "unsafe_empty_with_format",
+        "_npu_storage_resize",
+    )
+)
+
+# torch_npu's autograd kernels of these call a CANN operator directly, past the device kernel. Each
+# is made of smaller operators everywhere else in PyTorch.
+_COMPOSITE = (
+    "aten::fill_diagonal_",
+    "aten::max.out",
+    "aten::min.out",
+    "aten::one_hot",
+    "aten::slogdet",
 )
 
 # Operators of libraries that are imported later, each made of many small ones: run once on the CPU.
@@ -86,13 +109,13 @@ _libraries: dict[str, Any] = {}
 _kernels: CpuKernels | None = None
 
 
-def _register(name: str, kernel: Kernel) -> None:
-    """Make `kernel` the device's kernel of the operator called `name`."""
+def _register(name: str, kernel: Kernel, key: str = _DEVICE_KEY) -> None:
+    """Make `kernel` the kernel of the operator called `name` for dispatch key `key`."""
     namespace, _, rest = name.partition("::")
     if namespace not in _libraries:
         _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
     # Library.impl checks and records each call; two thousand of them would take half a second.
-    _libraries[namespace].m.impl(rest, _DEVICE_KEY, kernel, False)
+    _libraries[namespace].m.impl(rest, key, kernel, False)
 
 
 def _cpu_kernels() -> CpuKernels:
@@ -112,6 +135,18 @@ def register_cpu_backed(op: torch._ops.OpOverload) -> None:
 def _missing(name: str) -> Kernel:
     def kernel(*_args: Any, **_kwargs: Any) -> Any:
         raise MissingKernelError(name)
+
+    return kernel
+
+
+def _composite(name: str) -> Kernel:
+    """The operators that `name` is made of; while a graph is traced, torch_npu's own kernel."""
+    traced = torch.library.get_kernel(name, _AUTOGRAD_KEY)
+
+    def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or current_mode() is not None:
+            return traced.call_boxed(torch._C._dispatch_keys(tensor), tensor, *args, **kwargs)
+        return find_overload(name).decompose(tensor, *args, **kwargs)
 
     return kernel
 
@@ -142,6 +177,8 @@ def install() -> None:
         _register(name, _kernels.for_function(function))
     for name in _LATE_OPERATORS:
         _register(name, _kernels.for_operator(name))
+    for name in _COMPOSITE:
+        _register(name, _composite(name), _AUTOGRAD_KEY)
     _register("aten::copy_", copy_)
     _register("aten::empty.memory_format", allocator.poisoned_empty)
     _register("aten::empty_strided", allocator.poisoned_empty_strided)

@@ -71,13 +71,14 @@ def _dropped(arguments: dict[str, Any], rows: int, columns: int) -> torch.Tensor
     distance = torch.arange(columns) - torch.arange(rows).unsqueeze(1) - shift
     if mode in (2, 3):
         return distance > 0
-    before = arguments.get("pre_tockens", arguments.get("pre_tokens"))
-    after = arguments.get("next_tockens", arguments.get("next_tokens"))
+    before = arguments["pre_tockens"]
+    after = arguments["next_tockens"]
     if mode == 4:
         return (distance > after) | (-distance > before)
     if mode not in (0, 1):
         raise AttentionError(
-            f"npu_fusion_attention, argument sparse_mode: got {mode}, want 0 to 4 on the emulated NPU"
+            f"npu_fusion_attention, argument sparse_mode: got {mode}, want 0 to 4 on the emulated "
+            "NPU"
         )
     if mask is None:
         return None
@@ -109,8 +110,6 @@ def _refuse(arguments: dict[str, Any]) -> None:
         "padding_mask",
         "sink",
         "dropout_mask",
-        "query_rope",
-        "key_rope",
         "prefix",
         "actual_seq_qlen",
         "actual_seq_kvlen",
@@ -128,7 +127,7 @@ def _attend(arguments: dict[str, Any], seed: int) -> _Attention:
     layout, heads = arguments["input_layout"], arguments["head_num"]
     query = arguments["query"]
     kv_heads = _heads_of(arguments["key"], layout, query, heads)
-    scale = arguments.get("scale", arguments.get("scale_value"))
+    scale = arguments["scale"] if "scale" in arguments else arguments["scale_value"]
     q = _to_bnsd(query, layout, heads).float().unflatten(1, (kv_heads, -1))
     k = _to_bnsd(arguments["key"], layout, kv_heads).float().unsqueeze(2)
     v = _to_bnsd(arguments["value"], layout, kv_heads).float().unsqueeze(2)
@@ -201,7 +200,7 @@ def _draw_seed(arguments: dict[str, Any]) -> int:
 
 
 def fusion_attention(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """``npu::npu_fusion_attention``: attention, softmax max, sum, (unused), seed, offset, numels."""
+    """``npu::npu_fusion_attention``: attention, softmax max, sum, unused, seed, unused (2)."""
     arguments = _bind("npu_fusion_attention", args, kwargs)
     arguments["seed"] = _draw_seed(arguments)
     return (*_forward(arguments), torch.empty(0), arguments["seed"], 0, 0)

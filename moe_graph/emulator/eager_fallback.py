@@ -1,8 +1,9 @@
 """One kernel for every operator: run it on the CPU, over the memory of the device tensors.
 
-``aten::add.Tensor(npu a, npu b)`` becomes ``aten::add.Tensor(cpu a', cpu b')`` with ``a'`` and ``b'``
-over the same memory. Arguments that the operator writes to come back as they are; fresh results are
-copied into device tensors. What an operator writes, draws or allocates is read from its schema, once.
+``aten::add.Tensor(npu a, npu b)`` becomes ``aten::add.Tensor(cpu a', cpu b')`` with ``a'`` and
+``b'`` over the same memory. Arguments that the operator writes to come back as they are; fresh
+results are copied into device tensors. What an operator writes, draws or allocates is read from its
+schema, once.
 """
 
 from __future__ import annotations
@@ -169,9 +170,7 @@ class _Call:
         return argument
 
 
-def _place_on_cpu(
-    plan: _Plan, call: _Call, args: list[Any], kwargs: dict[str, Any]
-) -> None:
+def _place_on_cpu(plan: _Plan, call: _Call, args: list[Any], kwargs: dict[str, Any]) -> None:
     """Note the device that an operator shall allocate on, and let it allocate on the CPU."""
     wanted = kwargs.get("device")
     if plan.device_position < len(args):
@@ -184,7 +183,10 @@ def _place_on_cpu(
 
 
 def _run_out(
-    op: torch._ops.OpOverload, outs: dict[str, torch.Tensor], args: list[Any], kwargs: dict[str, Any]
+    op: torch._ops.OpOverload,
+    outs: dict[str, torch.Tensor],
+    args: list[Any],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Run an ``out=`` overload into fresh memory, since a view of the device's cannot grow."""
     fresh = {name: torch.empty(0, dtype=out.dtype) for name, out in outs.items()}
@@ -198,7 +200,7 @@ def _run_out(
 
 
 def _view_kernel(op: torch._ops.OpOverload) -> Kernel:
-    """Return the kernel of a view: the CPU says its sizes, the device tensor is viewed like that."""
+    """Return the kernel of a view: the CPU says its sizes, the device tensor is viewed so."""
 
     def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         def like(view: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def histc(tensor: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> torch.Tensor:
-    """``aten::histc``, also of integers, which the CPU kernel refuses; result in the input's dtype."""
+    """``aten::histc``, also of integers, which the CPU refuses; in the dtype of the input."""
     if tensor.is_floating_point():
         return torch.histc(tensor, bins, min=min, max=max)
     return torch.histc(tensor.double(), bins, min=min, max=max).to(tensor.dtype)
@@ -135,14 +135,14 @@ def gather_backward(
 def extremum_backward(
     grad: torch.Tensor, dim: int, indices: torch.Tensor, size: Sequence[int], keepdim: bool
 ) -> torch.Tensor:
-    """``npu::npu_max_backward`` and ``npu_min_backward``: the gradient goes where the extremum was."""
+    """``npu::npu_max_backward``, ``npu_min_backward``: the gradient goes where the extremum was."""
     if not keepdim and size:
         grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
     return grad.new_zeros(size).scatter_(dim, indices.long(), grad)
 
 
 def dropout(tensor: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """``npu::_npu_dropout``: the tensor after dropout, and the mask that :func:`dropout_backward` reads."""
+    """``npu::_npu_dropout``: the tensor after dropout, and which elements were kept."""
     keep = torch.rand(tensor.shape, generator=cpu_generator(None, None)) >= p
     return dropout_backward(tensor, keep, p), keep
 
@@ -202,6 +202,16 @@ def dtype_cast(tensor: torch.Tensor, dtype: int | torch.dtype, _given: Any = Non
 def dtype_cast_(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """``npu::npu_dtype_cast_``: write `source` into `tensor`, in its dtype."""
     return tensor.copy_(source)
+
+
+def format_cast(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+    """``npu::npu_format_cast``: a copy. Memory formats are private to a device; here all are ND."""
+    return tensor.clone()
+
+
+def format_cast_(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+    """``npu::npu_format_cast_``: nothing to do, see :func:`format_cast`."""
+    return tensor
 
 
 def silu_backward(grad: torch.Tensor, tensor: torch.Tensor, _result: torch.Tensor) -> torch.Tensor:
@@ -316,6 +326,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "npu::npu_dtype_cast": dtype_cast,
     "npu::npu_dtype_cast_": dtype_cast_,
     "npu::npu_dtype_cast_backward": dtype_cast,
+    "npu::_npu_format_cast": format_cast,
+    "npu::npu_format_cast": format_cast,
+    "npu::npu_format_cast_.acl_format": format_cast_,
     "npu::npu_gather_backward": gather_backward,
     "npu::npu_gelu": gelu,
     "npu::npu_gelu_backward": gelu_backward,

@@ -1,7 +1,7 @@
 """CPU tensors over the memory of the emulated device, and device tensors with a CPU result in them.
 
-"Device memory" is host memory (``cann/device_memory.cpp``), so an NPU tensor and a CPU tensor can lie
-over the same bytes. ::
+"Device memory" is host memory (``cann/device_memory.cpp``), so an NPU tensor and a CPU tensor can
+lie over the same bytes. ::
 
     npu tensor --cpu_view--> cpu tensor, same storage --op--> cpu result --to_device--> npu tensor
 """
@@ -17,8 +17,8 @@ CPU = torch.device("cpu")
 
 _CACHE_LIMIT = 8192
 
-# (address, bytes, dtype) -> flat CPU tensor over that memory. It owns nothing and is only read while
-# an NPU tensor over the same memory is alive, so an entry may outlive its allocation.
+# (address, bytes, dtype) -> flat CPU tensor over that memory. It owns nothing and is only read
+# while an NPU tensor over the same memory is alive, so an entry may outlive its allocation.
 _flat_views: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
 
 
@@ -38,10 +38,8 @@ def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def copy_(
-    target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
-) -> torch.Tensor:
-    """``aten::copy_`` in any direction: to, from, within and between devices, and between dtypes."""
+def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """``aten::copy_``: to, from, within and between devices, and between dtypes."""
     destination = target if target.is_cpu else cpu_view(target)
     destination.copy_(source if source.is_cpu else cpu_view(source))
     return target

@@ -1,7 +1,7 @@
-"""Random numbers on the emulated device: drawn by the CPU, from a stream that the NPU generator owns.
+"""Random numbers on the emulated device: drawn by the CPU, from a stream that is the device's own.
 
-An NPU generator holds a seed and an offset. A random operator seeds a CPU generator from the two and
-advances the offset. So ``torch.manual_seed`` makes device operators reproducible, saving and
+An NPU generator holds a seed and an offset. A random operator seeds a CPU generator from the two
+and advances the offset. So ``torch.manual_seed`` makes device operators reproducible, saving and
 restoring the device's generator replays them (activation checkpointing), and the CPU's own stream
 is not touched.
 """
@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+import torch_npu
 
 _ODD_CONSTANT = 0x9E3779B97F4A7C15
 _SEED_MASK = (1 << 63) - 1
@@ -33,8 +34,8 @@ def cpu_generator(
     if generator is None:
         index = device.index if device is not None else None
         if index is None:
-            index = torch.npu.current_device()
-        generator = torch.npu.default_generators[index]
+            index = torch_npu.npu.current_device()
+        generator = torch_npu.npu.default_generators[index]
     offset = generator.get_offset()
     seed = (generator.initial_seed() * _ODD_CONSTANT + offset) & _SEED_MASK
     generator.set_offset(offset + _OFFSET_STEP)

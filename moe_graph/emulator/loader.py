@@ -1,8 +1,8 @@
-"""Decides whether to emulate CANN, and loads the stand-in libraries before torch_npu looks for them.
+"""Decides whether to emulate CANN, and loads the stand-in libraries before torch_npu asks for them.
 
-torch_npu is linked against eight CANN libraries by name. Opening the stand-ins by absolute path, with
-their symbols global, makes the dynamic loader take them for those names. Nothing here imports torch:
-``import torch`` already loads torch_npu.
+torch_npu is linked against eight CANN libraries by name. Opening the stand-ins by absolute path,
+with their symbols global, makes the dynamic loader take them for those names. Nothing here imports
+torch: ``import torch`` already loads torch_npu.
 """
 
 from __future__ import annotations
@@ -134,6 +134,15 @@ def load_libraries(machine: Machine, directory: Path = LIBRARY_DIR) -> ctypes.CD
     cann.moe_graph_cann_configure.restype = None
     cann.moe_graph_cann_configure(SOC_NAMES[machine.soc].encode(), machine.devices)
     return cann
+
+
+def settle_torch_npu() -> None:
+    """Make torch_npu launch operators at once, not from a queue in a thread of its own.
+
+    An operator without a kernel then fails where it is called, and not some operators later with
+    the memory of its result as it was.
+    """
+    os.environ.setdefault("TASK_QUEUE_ENABLE", "0")
 
 
 def announce(machine: Machine) -> None:

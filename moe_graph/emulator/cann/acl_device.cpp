@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
-std::string &configured_soc() {
+std::string& configured_soc() {
   static std::string name = "Ascend910B3";
   return name;
 }
@@ -28,7 +28,7 @@ thread_local int thread_device = 0;
 // Stands for a context: its address is the handle, its position is the device.
 char contexts[kMaxDevices];
 
-int check_device(const char *function, int device) {
+int check_device(const char* function, int device) {
   if (device >= 0 && device < configured_devices) {
     return kAclSuccess;
   }
@@ -39,12 +39,12 @@ int check_device(const char *function, int device) {
 
 }  // namespace
 
-void configure(const char *soc_name, int device_count) {
+void configure(const char* soc_name, int device_count) {
   configured_soc() = soc_name;
   configured_devices = device_count;
 }
 
-const char *soc_name() { return configured_soc().c_str(); }
+const char* soc_name() { return configured_soc().c_str(); }
 int device_count() { return configured_devices; }
 int current_device() { return thread_device; }
 
@@ -60,17 +60,17 @@ bool set_current_device(int device) {
 
 extern "C" {
 
-CANN_API int aclInit(const char * /*config*/) { return cann::kAclSuccess; }
+CANN_API int aclInit(const char* /*config*/) { return cann::kAclSuccess; }
 CANN_API int aclFinalize() { return cann::kAclSuccess; }
-CANN_API const char *aclrtGetSocName() { return cann::soc_name(); }
-CANN_API const char *aclGetRecentErrMsg() { return cann::peek_error(); }
+CANN_API const char* aclrtGetSocName() { return cann::soc_name(); }
+CANN_API const char* aclGetRecentErrMsg() { return cann::peek_error(); }
 
-CANN_API int aclsysGetVersionStr(char * /*package*/, char *version) {
+CANN_API int aclsysGetVersionStr(char* /*package*/, char* version) {
   std::strcpy(version, "emulated");
   return cann::kAclSuccess;
 }
 
-CANN_API int aclrtGetDeviceCount(std::uint32_t *count) {
+CANN_API int aclrtGetDeviceCount(std::uint32_t* count) {
   *count = static_cast<std::uint32_t>(cann::device_count());
   return cann::kAclSuccess;
 }
@@ -87,18 +87,18 @@ CANN_API int aclrtResetDevice(std::int32_t device) {
   return cann::check_device("aclrtResetDevice", device);
 }
 
-CANN_API int aclrtGetDevice(std::int32_t *device) {
+CANN_API int aclrtGetDevice(std::int32_t* device) {
   *device = cann::current_device();
   return cann::kAclSuccess;
 }
 
-CANN_API int aclrtGetCurrentContext(void **context) {
+CANN_API int aclrtGetCurrentContext(void** context) {
   *context = &cann::contexts[cann::current_device()];
   return cann::kAclSuccess;
 }
 
-CANN_API int aclrtSetCurrentContext(void *context) {
-  const auto offset = static_cast<char *>(context) - cann::contexts;
+CANN_API int aclrtSetCurrentContext(void* context) {
+  const auto offset = static_cast<char*>(context) - cann::contexts;
   if (const int status =
           cann::check_device("aclrtSetCurrentContext", static_cast<std::int32_t>(offset))) {
     return status;
@@ -107,24 +107,24 @@ CANN_API int aclrtSetCurrentContext(void *context) {
   return cann::kAclSuccess;
 }
 
-CANN_API int aclrtGetPrimaryCtxState(std::int32_t device, std::uint32_t *flags,
-                                     std::int32_t *active) {
+CANN_API int aclrtGetPrimaryCtxState(std::int32_t device, std::uint32_t* flags,
+                                     std::int32_t* active) {
   *flags = 0;
   *active = 1;
   return cann::check_device("aclrtGetPrimaryCtxState", device);
 }
 
-CANN_API int aclrtGetLogicDevIdByUserDevId(std::int32_t user_device, std::int32_t *logic_device) {
+CANN_API int aclrtGetLogicDevIdByUserDevId(std::int32_t user_device, std::int32_t* logic_device) {
   *logic_device = user_device;
   return cann::check_device("aclrtGetLogicDevIdByUserDevId", user_device);
 }
 
-CANN_API int aclrtDeviceGetBareTgid(std::int32_t *process) {
+CANN_API int aclrtDeviceGetBareTgid(std::int32_t* process) {
   *process = static_cast<std::int32_t>(getpid());
   return cann::kAclSuccess;
 }
 
-CANN_API int aclrtDeviceCanAccessPeer(std::int32_t *can_access, std::int32_t device,
+CANN_API int aclrtDeviceCanAccessPeer(std::int32_t* can_access, std::int32_t device,
                                       std::int32_t peer) {
   *can_access = device != peer;
   return cann::kAclSuccess;
@@ -135,14 +135,20 @@ CANN_API int aclrtDeviceEnablePeerAccess(std::int32_t peer, std::uint32_t /*flag
 }
 
 // The numbers of an Ascend 910B3, only ever shown as device properties.
-CANN_API int aclGetDeviceCapability(std::uint32_t device, int attribute, std::int64_t *value) {
+CANN_API int aclGetDeviceCapability(std::uint32_t device, int attribute, std::int64_t* value) {
   constexpr std::int64_t kCubeCores = 20;
   constexpr std::int64_t kVectorCores = 40;
   constexpr std::int64_t kL2Bytes = std::int64_t{192} << 20;
   switch (attribute) {
-    case 0: *value = kCubeCores; break;
-    case 1: *value = kVectorCores; break;
-    case 2: *value = kL2Bytes; break;
+    case 0:
+      *value = kCubeCores;
+      break;
+    case 1:
+      *value = kVectorCores;
+      break;
+    case 2:
+      *value = kL2Bytes;
+      break;
     default:
       return fail("aclGetDeviceCapability", cann::kAclInvalidParam,
                   "unknown attribute " + std::to_string(attribute));
@@ -150,7 +156,7 @@ CANN_API int aclGetDeviceCapability(std::uint32_t device, int attribute, std::in
   return cann::check_device("aclGetDeviceCapability", static_cast<std::int32_t>(device));
 }
 
-CANN_API int aclrtGetSysParamOpt(int /*option*/, std::int64_t *value) {
+CANN_API int aclrtGetSysParamOpt(int /*option*/, std::int64_t* value) {
   *value = 0;
   return cann::kAclSuccess;
 }

@@ -14,7 +14,7 @@ using cann::fail;
 
 namespace {
 
-int allocate(const char *function, void **pointer, std::size_t size) {
+int allocate(const char* function, void** pointer, std::size_t size) {
   if (pointer == nullptr) {
     return fail(function, cann::kAclInvalidParam, "the output pointer is null");
   }
@@ -29,7 +29,7 @@ int allocate(const char *function, void **pointer, std::size_t size) {
                   std::to_string(cann::device_capacity()) + " bytes are in use");
 }
 
-int allocate_host(const char *function, void **pointer, std::size_t size) {
+int allocate_host(const char* function, void** pointer, std::size_t size) {
   if (pointer == nullptr) {
     return fail(function, cann::kAclInvalidParam, "the output pointer is null");
   }
@@ -41,7 +41,7 @@ int allocate_host(const char *function, void **pointer, std::size_t size) {
 }
 
 // Checks that `count` bytes at `pointer` stay within `limit` and within the device block.
-int check_extent(const char *function, const char *side, const void *pointer, std::size_t count,
+int check_extent(const char* function, const char* side, const void* pointer, std::size_t count,
                  std::size_t limit) {
   if (pointer == nullptr) {
     return fail(function, cann::kAclInvalidParam, std::string(side) + " is null");
@@ -49,13 +49,13 @@ int check_extent(const char *function, const char *side, const void *pointer, st
   const std::size_t available = std::min(limit, cann::bytes_available(pointer));
   if (count > available) {
     return fail(function, cann::kAclInvalidParam,
-                std::string(side) + " has " + std::to_string(available) + " bytes, got a request for " +
-                    std::to_string(count));
+                std::string(side) + " has " + std::to_string(available) +
+                    " bytes, got a request for " + std::to_string(count));
   }
   return cann::kAclSuccess;
 }
 
-int copy(const char *function, void *target, std::size_t limit, const void *source,
+int copy(const char* function, void* target, std::size_t limit, const void* source,
          std::size_t count) {
   if (count == 0) {
     return cann::kAclSuccess;
@@ -70,7 +70,7 @@ int copy(const char *function, void *target, std::size_t limit, const void *sour
   return cann::kAclSuccess;
 }
 
-int fill(const char *function, void *target, std::size_t limit, int value, std::size_t count) {
+int fill(const char* function, void* target, std::size_t limit, int value, std::size_t count) {
   if (count == 0) {
     return cann::kAclSuccess;
   }
@@ -92,15 +92,15 @@ struct PointerAttributes {
 
 extern "C" {
 
-CANN_API int aclrtMalloc(void **pointer, std::size_t size, int /*policy*/) {
+CANN_API int aclrtMalloc(void** pointer, std::size_t size, int /*policy*/) {
   return allocate("aclrtMalloc", pointer, size);
 }
 
-CANN_API int aclrtMallocAlign32(void **pointer, std::size_t size, int /*policy*/) {
+CANN_API int aclrtMallocAlign32(void** pointer, std::size_t size, int /*policy*/) {
   return allocate("aclrtMallocAlign32", pointer, size);
 }
 
-CANN_API int aclrtFree(void *pointer) {
+CANN_API int aclrtFree(void* pointer) {
   if (!cann::free_device(pointer)) {
     return fail("aclrtFree", cann::kAclInvalidParam,
                 "the pointer is not a live device allocation (freed twice?)");
@@ -108,45 +108,45 @@ CANN_API int aclrtFree(void *pointer) {
   return cann::kAclSuccess;
 }
 
-CANN_API int aclrtMallocHost(void **pointer, std::size_t size) {
+CANN_API int aclrtMallocHost(void** pointer, std::size_t size) {
   return allocate_host("aclrtMallocHost", pointer, size);
 }
 
-CANN_API int aclrtMallocHostWithCfg(void **pointer, std::uint64_t size, void * /*config*/) {
+CANN_API int aclrtMallocHostWithCfg(void** pointer, std::uint64_t size, void* /*config*/) {
   return allocate_host("aclrtMallocHostWithCfg", pointer, size);
 }
 
-CANN_API int aclrtFreeHost(void *pointer) {
+CANN_API int aclrtFreeHost(void* pointer) {
   std::free(pointer);
   return cann::kAclSuccess;
 }
 
-CANN_API int aclrtMemcpy(void *target, std::size_t limit, const void *source, std::size_t count,
+CANN_API int aclrtMemcpy(void* target, std::size_t limit, const void* source, std::size_t count,
                          int /*kind*/) {
   return copy("aclrtMemcpy", target, limit, source, count);
 }
 
-CANN_API int aclrtMemcpyAsync(void *target, std::size_t limit, const void *source,
-                              std::size_t count, int /*kind*/, void * /*stream*/) {
+CANN_API int aclrtMemcpyAsync(void* target, std::size_t limit, const void* source,
+                              std::size_t count, int /*kind*/, void* /*stream*/) {
   return copy("aclrtMemcpyAsync", target, limit, source, count);
 }
 
-CANN_API int aclrtMemset(void *target, std::size_t limit, std::int32_t value, std::size_t count) {
+CANN_API int aclrtMemset(void* target, std::size_t limit, std::int32_t value, std::size_t count) {
   return fill("aclrtMemset", target, limit, value, count);
 }
 
-CANN_API int aclrtMemsetAsync(void *target, std::size_t limit, std::int32_t value,
-                              std::size_t count, void * /*stream*/) {
+CANN_API int aclrtMemsetAsync(void* target, std::size_t limit, std::int32_t value,
+                              std::size_t count, void* /*stream*/) {
   return fill("aclrtMemsetAsync", target, limit, value, count);
 }
 
-CANN_API int aclrtGetMemInfo(int /*attribute*/, std::size_t *free, std::size_t *total) {
+CANN_API int aclrtGetMemInfo(int /*attribute*/, std::size_t* free, std::size_t* total) {
   *total = cann::device_capacity();
   *free = *total - std::min(*total, cann::device_used(cann::current_device()));
   return cann::kAclSuccess;
 }
 
-CANN_API int aclrtPointerGetAttributes(const void *pointer, PointerAttributes *attributes) {
+CANN_API int aclrtPointerGetAttributes(const void* pointer, PointerAttributes* attributes) {
   const bool on_device = cann::is_device_pointer(pointer);
   *attributes = PointerAttributes{};
   attributes->device = static_cast<std::uint32_t>(cann::current_device());

@@ -19,7 +19,7 @@ struct TensorDescription {
 };
 
 struct DataBuffer {
-  void *data;
+  void* data;
   std::size_t size;
 };
 
@@ -29,24 +29,24 @@ struct OperatorAttributes {};
 
 extern "C" {
 
-CANN_API TensorDescription *aclCreateTensorDesc(int dtype, int rank, const std::int64_t *dims,
+CANN_API TensorDescription* aclCreateTensorDesc(int dtype, int rank, const std::int64_t* dims,
                                                 int format) {
   return new TensorDescription{dtype, format, std::vector<std::int64_t>(dims, dims + rank)};
 }
 
-CANN_API void aclDestroyTensorDesc(const TensorDescription *description) { delete description; }
-CANN_API int aclGetTensorDescType(const TensorDescription *description) {
+CANN_API void aclDestroyTensorDesc(const TensorDescription* description) { delete description; }
+CANN_API int aclGetTensorDescType(const TensorDescription* description) {
   return description->dtype;
 }
-CANN_API int aclGetTensorDescFormat(const TensorDescription *description) {
+CANN_API int aclGetTensorDescFormat(const TensorDescription* description) {
   return description->format;
 }
-CANN_API std::size_t aclGetTensorDescNumDims(const TensorDescription *description) {
+CANN_API std::size_t aclGetTensorDescNumDims(const TensorDescription* description) {
   return description->dims.size();
 }
 
-CANN_API int aclGetTensorDescDimV2(const TensorDescription *description, std::size_t index,
-                                   std::int64_t *dim) {
+CANN_API int aclGetTensorDescDimV2(const TensorDescription* description, std::size_t index,
+                                   std::int64_t* dim) {
   if (index >= description->dims.size()) {
     return fail("aclGetTensorDescDimV2", cann::kAclInvalidParam,
                 "dimension " + std::to_string(index) + " of a tensor of rank " +
@@ -56,27 +56,27 @@ CANN_API int aclGetTensorDescDimV2(const TensorDescription *description, std::si
   return cann::kAclSuccess;
 }
 
-CANN_API void aclSetTensorDescName(TensorDescription *, const char *) {}
-CANN_API int aclSetTensorFormat(TensorDescription *, int) { return cann::kAclSuccess; }
-CANN_API int aclSetTensorPlaceMent(TensorDescription *, int) { return cann::kAclSuccess; }
-CANN_API int aclSetTensorShape(TensorDescription *, int, const std::int64_t *) {
+CANN_API void aclSetTensorDescName(TensorDescription*, const char*) {}
+CANN_API int aclSetTensorFormat(TensorDescription*, int) { return cann::kAclSuccess; }
+CANN_API int aclSetTensorPlaceMent(TensorDescription*, int) { return cann::kAclSuccess; }
+CANN_API int aclSetTensorShape(TensorDescription*, int, const std::int64_t*) {
   return cann::kAclSuccess;
 }
 
-CANN_API DataBuffer *aclCreateDataBuffer(void *data, std::size_t size) {
+CANN_API DataBuffer* aclCreateDataBuffer(void* data, std::size_t size) {
   return new DataBuffer{data, size};
 }
-CANN_API int aclDestroyDataBuffer(const DataBuffer *buffer) {
+CANN_API int aclDestroyDataBuffer(const DataBuffer* buffer) {
   delete buffer;
   return cann::kAclSuccess;
 }
 
-CANN_API OperatorAttributes *aclopCreateAttr() { return new OperatorAttributes; }
-CANN_API void aclopDestroyAttr(const OperatorAttributes *attributes) { delete attributes; }
+CANN_API OperatorAttributes* aclopCreateAttr() { return new OperatorAttributes; }
+CANN_API void aclopDestroyAttr(const OperatorAttributes* attributes) { delete attributes; }
 
 // Every compile option reads as an empty string.
 CANN_API std::size_t aclGetCompileoptSize(int /*option*/) { return 1; }
-CANN_API int aclGetCompileopt(int /*option*/, char *value, std::size_t length) {
+CANN_API int aclGetCompileopt(int /*option*/, char* value, std::size_t length) {
   if (length > 0) {
     value[0] = '\0';
   }

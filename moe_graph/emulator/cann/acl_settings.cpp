@@ -1,9 +1,9 @@
-// Functions that only change how a real device works (saturation, timeouts, profiling, dumps). There
-// is nothing to change here, so each accepts and returns success.
+// Functions that only change how a real device works (saturation, timeouts, profiling, dumps).
+// There is nothing to change here, so each accepts and returns success.
 #include "error.h"
 #include "export.h"
 
-#define ACCEPTED(name)                                          \
+#define ACCEPTED(name)                                         \
   extern "C" CANN_API int name() { return cann::kAclSuccess; } \
   static_assert(true, "a semicolon follows")
 

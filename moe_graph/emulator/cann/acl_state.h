@@ -6,9 +6,9 @@ namespace cann {
 
 // Names the product (as aclrtGetSocName does) and the number of devices. Called before any acl
 // function.
-void configure(const char *soc_name, int device_count);
+void configure(const char* soc_name, int device_count);
 
-const char *soc_name();
+const char* soc_name();
 int device_count();
 
 // Device of the calling thread, 0 until it sets another.

@@ -27,13 +27,13 @@ struct Heap {
 };
 
 // Never destroyed: torch_npu frees memory from static destructors.
-Heap &heap() {
-  static Heap *const instance = new Heap;
+Heap& heap() {
+  static Heap* const instance = new Heap;
   return *instance;
 }
 
 // The block that holds `pointer`, or end(). The caller holds the lock.
-std::map<std::uintptr_t, Block>::const_iterator find_block(const Heap &owner, const void *pointer) {
+std::map<std::uintptr_t, Block>::const_iterator find_block(const Heap& owner, const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   auto next = owner.blocks.upper_bound(address);
   if (next == owner.blocks.begin()) {
@@ -46,20 +46,20 @@ std::map<std::uintptr_t, Block>::const_iterator find_block(const Heap &owner, co
 }  // namespace
 
 std::size_t device_capacity() {
-  static const std::size_t capacity = std::min(
-      kLargestCapacity, static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
-                            static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));
+  static const std::size_t capacity =
+      std::min(kLargestCapacity, static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
+                                     static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));
   return capacity;
 }
 
 std::size_t device_used(int device) {
-  Heap &owner = heap();
+  Heap& owner = heap();
   const std::lock_guard<std::mutex> lock(owner.mutex);
   const auto found = owner.used.find(device);
   return found == owner.used.end() ? 0 : found->second;
 }
 
-void *allocate_device(int device, std::size_t size) {
+void* allocate_device(int device, std::size_t size) {
   const std::size_t free_bytes = device_capacity() - device_used(device);
   if (size > free_bytes) {
     return nullptr;
@@ -69,20 +69,20 @@ void *allocate_device(int device, std::size_t size) {
   if (rounded > free_bytes) {
     return nullptr;
   }
-  void *const block = std::aligned_alloc(kDeviceAlignment, rounded);
+  void* const block = std::aligned_alloc(kDeviceAlignment, rounded);
   if (block == nullptr) {
     return nullptr;
   }
   std::memset(block, kPoison, rounded);
-  Heap &owner = heap();
+  Heap& owner = heap();
   const std::lock_guard<std::mutex> lock(owner.mutex);
   owner.blocks[reinterpret_cast<std::uintptr_t>(block)] = Block{rounded, device};
   owner.used[device] += rounded;
   return block;
 }
 
-bool free_device(void *block) {
-  Heap &owner = heap();
+bool free_device(void* block) {
+  Heap& owner = heap();
   {
     const std::lock_guard<std::mutex> lock(owner.mutex);
     const auto found = owner.blocks.find(reinterpret_cast<std::uintptr_t>(block));
@@ -96,14 +96,14 @@ bool free_device(void *block) {
   return true;
 }
 
-bool is_device_pointer(const void *pointer) {
-  Heap &owner = heap();
+bool is_device_pointer(const void* pointer) {
+  Heap& owner = heap();
   const std::lock_guard<std::mutex> lock(owner.mutex);
   return find_block(owner, pointer) != owner.blocks.end();
 }
 
-std::size_t bytes_available(const void *pointer) {
-  Heap &owner = heap();
+std::size_t bytes_available(const void* pointer) {
+  Heap& owner = heap();
   const std::lock_guard<std::mutex> lock(owner.mutex);
   const auto found = find_block(owner, pointer);
   if (found == owner.blocks.end()) {

@@ -16,15 +16,15 @@ std::size_t device_used(int device);
 
 // Returns a block of `size` bytes filled with 0xFF (a NaN in every floating type), or nullptr when
 // the capacity of `device` would be exceeded.
-void *allocate_device(int device, std::size_t size);
+void* allocate_device(int device, std::size_t size);
 
 // Frees a block. False when `block` is not the start of a live one.
-bool free_device(void *block);
+bool free_device(void* block);
 
 // True when `pointer` lies in a live device block.
-bool is_device_pointer(const void *pointer);
+bool is_device_pointer(const void* pointer);
 
 // Bytes from `pointer` to the end of its device block; SIZE_MAX for memory that is not ours.
-std::size_t bytes_available(const void *pointer);
+std::size_t bytes_available(const void* pointer);
 
 }  // namespace cann

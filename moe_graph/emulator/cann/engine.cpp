@@ -14,7 +14,7 @@ std::atomic<bool> is_registered{false};
 
 }  // namespace
 
-const EngineCallbacks *engine() {
+const EngineCallbacks* engine() {
   if (is_registered.load()) {
     return &registered;
   }
@@ -26,16 +26,16 @@ const EngineCallbacks *engine() {
 
 extern "C" {
 
-void moe_graph_cann_configure(const char *soc_name, int device_count) {
+void moe_graph_cann_configure(const char* soc_name, int device_count) {
   cann::configure(soc_name, device_count);
 }
 
-void moe_graph_cann_register(const cann::EngineCallbacks *callbacks) {
+void moe_graph_cann_register(const cann::EngineCallbacks* callbacks) {
   cann::registered = *callbacks;
   cann::is_registered = true;
 }
 
 void moe_graph_cann_unregister() { cann::is_registered = false; }
 
-void moe_graph_cann_set_error(const char *message) { cann::set_error(message); }
+void moe_graph_cann_set_error(const char* message) { cann::set_error(message); }
 }

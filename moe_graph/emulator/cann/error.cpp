@@ -9,7 +9,7 @@ namespace {
 std::mutex latest_mutex;
 std::string latest_message;
 
-std::string &own_message() {
+std::string& own_message() {
   thread_local std::string message;
   return message;
 }
@@ -34,9 +34,9 @@ std::string take_error() {
   return message;
 }
 
-const char *peek_error() { return own_message().c_str(); }
+const char* peek_error() { return own_message().c_str(); }
 
-int fail(const char *function, int code, const std::string &message) {
+int fail(const char* function, int code, const std::string& message) {
   set_error(std::string(function) + ": " + message);
   return code;
 }
@@ -44,7 +44,7 @@ int fail(const char *function, int code, const std::string &message) {
 }  // namespace cann
 
 // Copies the message that take_error() returns, cut at `capacity`; returns its length.
-extern "C" std::size_t moe_graph_cann_take_error(char *text, std::size_t capacity) {
+extern "C" std::size_t moe_graph_cann_take_error(char* text, std::size_t capacity) {
   const std::string message = cann::take_error();
   return message.copy(text, capacity);
 }

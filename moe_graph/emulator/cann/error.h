@@ -1,4 +1,5 @@
-// The text of the last failure, as CANN keeps it: written by whoever fails, read once by the caller.
+// The text of the last failure, as CANN keeps it: written by whoever fails, read once by the
+// caller.
 #pragma once
 
 #include <string>
@@ -14,7 +15,7 @@ std::string take_error();
 
 // Returns the last message of this thread without clearing it; the pointer lives until the thread's
 // next failure.
-const char *peek_error();
+const char* peek_error();
 
 // Error numbers of the acl interface that torch_npu tells apart.
 enum AclError : int {
@@ -26,6 +27,6 @@ enum AclError : int {
 };
 
 // Records "<function>: <message>" and returns `code`.
-int fail(const char *function, int code, const std::string &message);
+int fail(const char* function, int code, const std::string& message);
 
 }  // namespace cann

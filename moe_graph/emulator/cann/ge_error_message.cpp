@@ -4,7 +4,7 @@
 
 #include "export.h"
 
-extern "C" std::size_t moe_graph_cann_take_error(char *text, std::size_t capacity);
+extern "C" std::size_t moe_graph_cann_take_error(char* text, std::size_t capacity);
 
 namespace ge {
 

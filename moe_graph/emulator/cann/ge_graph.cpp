@@ -10,7 +10,7 @@ struct GNodeImpl {
   std::string type;
 };
 
-Status GNode::GetType(AscendString &type) const {
+Status GNode::GetType(AscendString& type) const {
   if (impl_ == nullptr) {
     return kFailed;
   }
@@ -18,31 +18,31 @@ Status GNode::GetType(AscendString &type) const {
   return kSuccess;
 }
 
-Graph::Graph(const char *name) : impl_(std::make_shared<GraphImpl>()) {
+Graph::Graph(const char* name) : impl_(std::make_shared<GraphImpl>()) {
   impl_->name = name == nullptr ? "" : name;
 }
 
-Status Graph::LoadFromSerializedModelArray(const void *model, std::size_t size) {
+Status Graph::LoadFromSerializedModelArray(const void* model, std::size_t size) {
   if (model == nullptr || size == 0) {
     cann::set_error("Graph::LoadFromSerializedModelArray: the model is empty");
     return kFailed;
   }
   impl_ = std::make_shared<GraphImpl>(
-      GraphImpl{impl_ ? impl_->name : "", std::string(static_cast<const char *>(model), size)});
+      GraphImpl{impl_ ? impl_->name : "", std::string(static_cast<const char*>(model), size)});
   return kSuccess;
 }
 
-Status Graph::CopyFrom(const Graph &other) {
+Status Graph::CopyFrom(const Graph& other) {
   impl_ = std::make_shared<GraphImpl>(other.impl_ ? *other.impl_ : GraphImpl{});
   return kSuccess;
 }
 
-const std::string &Graph::serialised() const {
+const std::string& Graph::serialised() const {
   static const std::string empty;
   return impl_ ? impl_->model : empty;
 }
 
-Status Graph::SaveToFile(const char *path) const {
+Status Graph::SaveToFile(const char* path) const {
   std::ofstream file(path, std::ios::binary);
   file.write(serialised().data(), static_cast<std::streamsize>(serialised().size()));
   file.close();
@@ -57,12 +57,16 @@ Status Graph::SaveToFile(const char *path) const {
 // no such channel, so it is shown no node.
 std::vector<GNode> Graph::GetAllNodes() const { return {}; }
 
-const char *GetFormatName(Format format) {
+const char* GetFormatName(Format format) {
   switch (format) {
-    case FORMAT_NCHW: return "NCHW";
-    case FORMAT_NHWC: return "NHWC";
-    case FORMAT_ND: return "ND";
-    case FORMAT_FRACTAL_NZ: return "FRACTAL_NZ";
+    case FORMAT_NCHW:
+      return "NCHW";
+    case FORMAT_NHWC:
+      return "NHWC";
+    case FORMAT_ND:
+      return "ND";
+    case FORMAT_FRACTAL_NZ:
+      return "FRACTAL_NZ";
   }
   return "RESERVED";
 }

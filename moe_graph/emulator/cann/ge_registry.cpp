@@ -19,14 +19,14 @@ struct IrDefinition {
 };
 
 // True when the engine knows `op_type`.
-bool find_definition(const char *op_type, IrDefinition &definition) {
-  const cann::EngineCallbacks *const engine = cann::engine();
+bool find_definition(const char* op_type, IrDefinition& definition) {
+  const cann::EngineCallbacks* const engine = cann::engine();
   return engine != nullptr && op_type != nullptr &&
          engine->ir_definition(op_type, &definition) == 0;
 }
 
-bool has_input(const NamedTypes &inputs, const std::string &name) {
-  for (const auto &[input, kind] : inputs) {
+bool has_input(const NamedTypes& inputs, const std::string& name) {
+  for (const auto& [input, kind] : inputs) {
     const std::string known = input.GetString();
     if (known == name) {
       return true;
@@ -52,19 +52,19 @@ class CANN_API Operator {
  public:
   explicit Operator(std::shared_ptr<OperatorImpl> impl) : impl_(std::move(impl)) {}
   virtual ~Operator() = default;
-  Status UpdateInputDesc(const char *name, const TensorDesc &description);
-  Status GetAllIrAttrNamesAndTypes(Options &names_and_types) const;
+  Status UpdateInputDesc(const char* name, const TensorDesc& description);
+  Status GetAllIrAttrNamesAndTypes(Options& names_and_types) const;
 
  private:
   std::shared_ptr<OperatorImpl> impl_;
 };
 
-Status Operator::UpdateInputDesc(const char *name, const TensorDesc &) {
+Status Operator::UpdateInputDesc(const char* name, const TensorDesc&) {
   return has_input(impl_->definition.inputs, name) ? kSuccess : kFailed;
 }
 
-Status Operator::GetAllIrAttrNamesAndTypes(Options &names_and_types) const {
-  for (const auto &[name, type] : impl_->definition.attributes) {
+Status Operator::GetAllIrAttrNamesAndTypes(Options& names_and_types) const {
+  for (const auto& [name, type] : impl_->definition.attributes) {
     names_and_types[name] = type;
   }
   return kSuccess;
@@ -72,17 +72,17 @@ Status Operator::GetAllIrAttrNamesAndTypes(Options &names_and_types) const {
 
 class CANN_API OperatorFactory {
  public:
-  static Operator CreateOperator(const char *name, const char *type);
-  static bool IsExistOp(const char *type);
+  static Operator CreateOperator(const char* name, const char* type);
+  static bool IsExistOp(const char* type);
 };
 
-Operator OperatorFactory::CreateOperator(const char *, const char *type) {
+Operator OperatorFactory::CreateOperator(const char*, const char* type) {
   auto impl = std::make_shared<OperatorImpl>();
   find_definition(type, impl->definition);
   return Operator(std::move(impl));
 }
 
-bool OperatorFactory::IsExistOp(const char *type) {
+bool OperatorFactory::IsExistOp(const char* type) {
   IrDefinition definition;
   return find_definition(type, definition);
 }
@@ -91,8 +91,8 @@ bool OperatorFactory::IsExistOp(const char *type) {
 
 extern "C" {
 
-CANN_API ge::Status GetRegisteredIrDef(const char *op_type, ge::NamedTypes &inputs,
-                                       ge::NamedTypes &outputs, ge::NamedTypes &attributes) {
+CANN_API ge::Status GetRegisteredIrDef(const char* op_type, ge::NamedTypes& inputs,
+                                       ge::NamedTypes& outputs, ge::NamedTypes& attributes) {
   ge::IrDefinition definition;
   if (!ge::find_definition(op_type, definition)) {
     return ge::kFailed;
@@ -103,9 +103,9 @@ CANN_API ge::Status GetRegisteredIrDef(const char *op_type, ge::NamedTypes &inpu
   return ge::kSuccess;
 }
 
-void moe_graph_cann_emit_ir(void *sink, int kind, const char *name, const char *type) {
-  auto *const definition = static_cast<ge::IrDefinition *>(sink);
-  ge::NamedTypes *const lists[] = {&definition->inputs, &definition->outputs,
+void moe_graph_cann_emit_ir(void* sink, int kind, const char* name, const char* type) {
+  auto* const definition = static_cast<ge::IrDefinition*>(sink);
+  ge::NamedTypes* const lists[] = {&definition->inputs, &definition->outputs,
                                    &definition->attributes};
   lists[kind]->emplace_back(name, type);
 }

@@ -6,20 +6,20 @@
 
 namespace ge {
 
-AscendString::AscendString(const char *text)
+AscendString::AscendString(const char* text)
     : text_(std::make_shared<std::string>(text == nullptr ? "" : text)) {}
 
-const char *AscendString::GetString() const { return text_ ? text_->c_str() : ""; }
+const char* AscendString::GetString() const { return text_ ? text_->c_str() : ""; }
 
-bool AscendString::operator<(const AscendString &other) const {
+bool AscendString::operator<(const AscendString& other) const {
   return std::string_view(GetString()) < std::string_view(other.GetString());
 }
 
-bool AscendString::operator==(const AscendString &other) const {
+bool AscendString::operator==(const AscendString& other) const {
   return std::string_view(GetString()) == std::string_view(other.GetString());
 }
 
-Shape::Shape(const std::vector<std::int64_t> &dims)
+Shape::Shape(const std::vector<std::int64_t>& dims)
     : impl_(std::make_shared<ShapeImpl>(ShapeImpl{dims})) {}
 
 std::vector<std::int64_t> Shape::GetDims() const { return impl_->dims; }
@@ -27,7 +27,7 @@ std::vector<std::int64_t> Shape::GetDims() const { return impl_->dims; }
 TensorDesc::TensorDesc() : impl_(std::make_shared<TensorDescImpl>()) {}
 
 Shape TensorDesc::GetShape() const { return Shape(impl_->dims); }
-void TensorDesc::SetOriginShape(const Shape &shape) { impl_->origin_dims = shape.GetDims(); }
+void TensorDesc::SetOriginShape(const Shape& shape) { impl_->origin_dims = shape.GetDims(); }
 Format TensorDesc::GetFormat() const { return impl_->format; }
 void TensorDesc::SetFormat(Format format) { impl_->format = format; }
 void TensorDesc::SetOriginFormat(Format format) { impl_->origin_format = format; }
@@ -39,13 +39,13 @@ void TensorDesc::SetPlacement(Placement placement) { impl_->placement = placemen
 // Tensors that are copies of each other share one of these, data and description alike.
 struct TensorImpl {
   TensorDescImpl description;
-  std::uint8_t *data = nullptr;
+  std::uint8_t* data = nullptr;
   std::size_t size = 0;
   Tensor::Deleter deleter;
 
   TensorImpl() = default;
-  TensorImpl(const TensorImpl &) = delete;
-  TensorImpl &operator=(const TensorImpl &) = delete;
+  TensorImpl(const TensorImpl&) = delete;
+  TensorImpl& operator=(const TensorImpl&) = delete;
   ~TensorImpl() { release(); }
 
   void release() {
@@ -66,20 +66,20 @@ TensorDesc Tensor::GetTensorDesc() const {
   return copy;
 }
 
-Status Tensor::SetTensorDesc(const TensorDesc &description) {
+Status Tensor::SetTensorDesc(const TensorDesc& description) {
   impl_->description = *description.impl_;
   return kSuccess;
 }
 
-const std::uint8_t *Tensor::GetData() const { return impl_->data; }
-std::uint8_t *Tensor::GetData() { return impl_->data; }
+const std::uint8_t* Tensor::GetData() const { return impl_->data; }
+std::uint8_t* Tensor::GetData() { return impl_->data; }
 std::size_t Tensor::GetSize() const { return impl_->size; }
 
-Status Tensor::SetData(std::uint8_t *data, std::size_t size, const Deleter &deleter) {
+Status Tensor::SetData(std::uint8_t* data, std::size_t size, const Deleter& deleter) {
   return ResetData(data, size, deleter);
 }
 
-Status Tensor::ResetData(std::uint8_t *data, std::size_t size, const Deleter &deleter) {
+Status Tensor::ResetData(std::uint8_t* data, std::size_t size, const Deleter& deleter) {
   impl_->release();
   impl_->data = data;
   impl_->size = size;
@@ -88,7 +88,7 @@ Status Tensor::ResetData(std::uint8_t *data, std::size_t size, const Deleter &de
 }
 
 std::unique_ptr<std::uint8_t[], Tensor::Deleter> Tensor::ResetData() {
-  Deleter deleter = impl_->deleter ? std::move(impl_->deleter) : Deleter([](std::uint8_t *) {});
+  Deleter deleter = impl_->deleter ? std::move(impl_->deleter) : Deleter([](std::uint8_t*) {});
   impl_->deleter = nullptr;
   impl_->size = 0;
   return {std::exchange(impl_->data, nullptr), std::move(deleter)};
@@ -128,21 +128,21 @@ Status Tensor::SetOriginShapeDim(std::size_t index, std::int64_t dim) {
   return kSuccess;
 }
 
-Status Tensor::SetFormat(const Format &format) {
+Status Tensor::SetFormat(const Format& format) {
   impl_->description.format = format;
   return kSuccess;
 }
 
 Format Tensor::GetFormat() const { return impl_->description.format; }
 
-Status Tensor::SetDataType(const DataType &dtype) {
+Status Tensor::SetDataType(const DataType& dtype) {
   impl_->description.dtype = dtype;
   return kSuccess;
 }
 
 DataType Tensor::GetDataType() const { return impl_->description.dtype; }
 
-Status Tensor::SetPlacement(const Placement &placement) {
+Status Tensor::SetPlacement(const Placement& placement) {
   impl_->description.placement = placement;
   return kSuccess;
 }

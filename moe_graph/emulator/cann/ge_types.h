@@ -1,5 +1,5 @@
-// The GE classes that TorchAir passes by value. Each holds one shared pointer, as its callers assume;
-// what is behind the pointer is this library's own business.
+// The GE classes that TorchAir passes by value. Each holds one shared pointer, as its callers
+// assume; what is behind the pointer is this library's own business.
 #pragma once
 
 #include <cstddef>
@@ -26,10 +26,10 @@ enum Placement : int { kPlacementHost = 0, kPlacementDevice = 1 };
 class CANN_API AscendString {
  public:
   AscendString() = default;
-  AscendString(const char *text);
-  const char *GetString() const;
-  bool operator<(const AscendString &other) const;
-  bool operator==(const AscendString &other) const;
+  AscendString(const char* text);
+  const char* GetString() const;
+  bool operator<(const AscendString& other) const;
+  bool operator==(const AscendString& other) const;
 
  private:
   std::shared_ptr<std::string> text_;
@@ -43,7 +43,7 @@ struct ShapeImpl {
 
 class CANN_API Shape {
  public:
-  explicit Shape(const std::vector<std::int64_t> &dims);
+  explicit Shape(const std::vector<std::int64_t>& dims);
   std::vector<std::int64_t> GetDims() const;
 
  private:
@@ -63,7 +63,7 @@ class CANN_API TensorDesc {
  public:
   TensorDesc();
   Shape GetShape() const;
-  void SetOriginShape(const Shape &shape);
+  void SetOriginShape(const Shape& shape);
   Format GetFormat() const;
   void SetFormat(Format format);
   void SetOriginFormat(Format format);
@@ -81,17 +81,17 @@ struct TensorImpl;
 
 class CANN_API Tensor {
  public:
-  using Deleter = std::function<void(std::uint8_t *)>;
+  using Deleter = std::function<void(std::uint8_t*)>;
 
   Tensor();
   TensorDesc GetTensorDesc() const;
-  Status SetTensorDesc(const TensorDesc &description);
+  Status SetTensorDesc(const TensorDesc& description);
 
-  const std::uint8_t *GetData() const;
-  std::uint8_t *GetData();
+  const std::uint8_t* GetData() const;
+  std::uint8_t* GetData();
   std::size_t GetSize() const;
-  Status SetData(std::uint8_t *data, std::size_t size, const Deleter &deleter);
-  Status ResetData(std::uint8_t *data, std::size_t size, const Deleter &deleter);
+  Status SetData(std::uint8_t* data, std::size_t size, const Deleter& deleter);
+  Status ResetData(std::uint8_t* data, std::size_t size, const Deleter& deleter);
   std::unique_ptr<std::uint8_t[], Deleter> ResetData();
 
   Status SetShapeDimNum(std::size_t rank);
@@ -102,11 +102,11 @@ class CANN_API Tensor {
   std::size_t GetOriginShapeDimNum() const;
   Status SetOriginShapeDim(std::size_t index, std::int64_t dim);
 
-  Status SetFormat(const Format &format);
+  Status SetFormat(const Format& format);
   Format GetFormat() const;
-  Status SetDataType(const DataType &dtype);
+  Status SetDataType(const DataType& dtype);
   DataType GetDataType() const;
-  Status SetPlacement(const Placement &placement);
+  Status SetPlacement(const Placement& placement);
   Placement GetPlacement() const;
 
  private:
@@ -117,7 +117,7 @@ struct GNodeImpl;
 
 class CANN_API GNode {
  public:
-  Status GetType(AscendString &type) const;
+  Status GetType(AscendString& type) const;
 
  private:
   std::shared_ptr<GNodeImpl> impl_;
@@ -130,18 +130,18 @@ struct GraphImpl {
 
 class CANN_API Graph {
  public:
-  explicit Graph(const char *name);
-  Status LoadFromSerializedModelArray(const void *model, std::size_t size);
-  Status CopyFrom(const Graph &other);
-  Status SaveToFile(const char *path) const;
+  explicit Graph(const char* name);
+  Status LoadFromSerializedModelArray(const void* model, std::size_t size);
+  Status CopyFrom(const Graph& other);
+  Status SaveToFile(const char* path) const;
   std::vector<GNode> GetAllNodes() const;
-  const std::string &serialised() const;
+  const std::string& serialised() const;
 
  private:
   // Null in a graph that its caller has only declared.
   std::shared_ptr<GraphImpl> impl_;
 };
 
-CANN_API const char *GetFormatName(Format format);
+CANN_API const char* GetFormatName(Format format);
 
 }  // namespace ge

@@ -11,7 +11,7 @@
 
 namespace {
 
-int print_bounded(char *target, std::size_t capacity, std::size_t count, const char *format,
+int print_bounded(char* target, std::size_t capacity, std::size_t count, const char* format,
                   std::va_list arguments) {
   if (target == nullptr || capacity == 0) {
     return -1;
@@ -25,7 +25,7 @@ int print_bounded(char *target, std::size_t capacity, std::size_t count, const c
 
 extern "C" {
 
-CANN_API int strcpy_s(char *target, std::size_t capacity, const char *source) {
+CANN_API int strcpy_s(char* target, std::size_t capacity, const char* source) {
   if (target == nullptr || source == nullptr || std::strlen(source) + 1 > capacity) {
     return 22;  // EINVAL
   }
@@ -33,12 +33,12 @@ CANN_API int strcpy_s(char *target, std::size_t capacity, const char *source) {
   return 0;
 }
 
-CANN_API int vsnprintf_s(char *target, std::size_t capacity, std::size_t count, const char *format,
+CANN_API int vsnprintf_s(char* target, std::size_t capacity, std::size_t count, const char* format,
                          std::va_list arguments) {
   return print_bounded(target, capacity, count, format, arguments);
 }
 
-CANN_API int snprintf_s(char *target, std::size_t capacity, std::size_t count, const char *format,
+CANN_API int snprintf_s(char* target, std::size_t capacity, std::size_t count, const char* format,
                         ...) {
   std::va_list arguments;
   va_start(arguments, format);
@@ -47,13 +47,12 @@ CANN_API int snprintf_s(char *target, std::size_t capacity, std::size_t count, c
   return written;
 }
 
-CANN_API std::uint64_t MsprofGetHashId(const char *text, std::size_t length) {
+CANN_API std::uint64_t MsprofGetHashId(const char* text, std::size_t length) {
   return std::hash<std::string_view>{}(std::string_view(text, length));
 }
 
 CANN_API std::uint64_t MsprofSysCycleTime() {
-  return static_cast<std::uint64_t>(
-      std::chrono::steady_clock::now().time_since_epoch().count());
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
 }  // extern "C"
