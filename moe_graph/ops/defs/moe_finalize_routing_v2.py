@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from moe_graph.config import Soc
-from moe_graph.ops.defs.tokens import token_chunks
+from moe_graph.ops.defs.chunks import row_chunks
 from moe_graph.ops.dims import UNKNOWN, UNKNOWN_RANK, floordiv, is_unknown, mul
 from moe_graph.ops.opdef import (
     Attr,
@@ -103,10 +103,13 @@ def _top_k(op: Any) -> int:
     return int(op.k if op.scales is None else op.scales.shape[1])
 
 
-def rows_by_copy(row_idx: torch.Tensor, top_k: int, row_major: bool) -> torch.Tensor:
-    """Return the flat indices as ``[K, T]``."""
+def _rows_by_copy(op: Call, top_k: int) -> torch.Tensor:
+    """Return the row of copy (i, k) at ``[k, i]``."""
+    row_idx: torch.Tensor = op.expanded_row_idx
     tokens = row_idx.numel() // max(top_k, 1)
-    return row_idx.view(tokens, top_k).t() if row_major else row_idx.view(top_k, tokens)
+    if _is_row_major(op):
+        return row_idx.view(tokens, top_k).t().contiguous()
+    return row_idx.view(top_k, tokens)
 
 
 def _check_indices(op: Call, rows: int) -> None:
@@ -140,7 +143,7 @@ def _compute(op: Call) -> Tensors:
     rows = op.expanded_x.reshape(-1, hidden)
     _check_indices(op, rows.shape[0])
     top_k = _top_k(op)
-    index = rows_by_copy(op.expanded_row_idx, top_k, _is_row_major(op)).contiguous()
+    index = _rows_by_copy(op, top_k)
     tokens = index.shape[1]
     experts = op.expert_idx.t().contiguous() if op.bias is not None else None
     kept = None
@@ -149,7 +152,7 @@ def _compute(op: Call) -> Tensors:
         index = index.clamp(min=0)
     sum_dtype = _sum_dtype(op)
     output = rows.new_empty((tokens, hidden))
-    for chunk in token_chunks(tokens, hidden):
+    for chunk in row_chunks(tokens, hidden):
         total = _start(op, chunk, hidden, sum_dtype)
         for k in range(top_k if rows.shape[0] else 0):
             part = rows.index_select(0, index[k, chunk]).to(sum_dtype)

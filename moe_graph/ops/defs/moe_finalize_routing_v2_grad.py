@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import torch
 
-from moe_graph.ops.defs.moe_finalize_routing_v2 import check_range, rows_by_copy
-from moe_graph.ops.defs.tokens import token_chunks
+from moe_graph.ops.defs.chunks import row_chunks
+from moe_graph.ops.defs.moe_finalize_routing_v2 import check_range
 from moe_graph.ops.dims import UNKNOWN_RANK, Dim, minimum, mul
 from moe_graph.ops.opdef import Attr, Call, Input, OpDef, Output, Specs, Tensors, TensorSpec
 from moe_graph.ops.registry import register
@@ -104,11 +104,30 @@ def _check_indices(op: Call) -> None:
         check_range(op, "expert_idx", 0, op.bias.shape[0], "the rows of bias")
 
 
-def _new_rows(op: Call, rows: int, hidden: int) -> torch.Tensor:
-    """Fresh rows; rows that no copy fills are zero with drop/pad and stay unwritten without."""
-    grad_y: torch.Tensor = op.grad_y
-    shape = (rows, hidden)
-    return grad_y.new_zeros(shape) if op.drop_pad_mode == DROP_PAD else grad_y.new_empty(shape)
+def _copy_of_row(op: Call, rows: int) -> torch.Tensor:
+    """Return the copy that each row belongs to, -1 for a row of no copy.
+
+    Raises:
+        OpError: two copies share a row, so that its gradient would be written twice.
+    """
+    index = op.expanded_row_idx
+    copies = torch.arange(index.numel(), device=index.device)
+    kept = (index >= 0) & (index < rows)
+    copy_of_row = torch.full((rows,), -1, device=index.device)
+    copy_of_row[index[kept].to(torch.int64)] = copies[kept]
+    distinct = int((copy_of_row >= 0).sum())
+    if distinct != (wanted := int(kept.sum())):
+        raise op.error(
+            "expanded_row_idx",
+            got=f"{distinct} rows for {wanted} copies",
+            want="a row of its own for each copy",
+        )
+    return copy_of_row
+
+
+def _unfilled(op: Call) -> float:
+    """Return what a row of no copy holds: free slots are cleared, others stay unwritten."""
+    return 0.0 if op.drop_pad_mode == DROP_PAD else torch.nan
 
 
 def _shaped(op: Call, rows: torch.Tensor) -> torch.Tensor:
@@ -122,32 +141,45 @@ def _compute(op: Call) -> Tensors:
     tokens, hidden = op.grad_y.shape
     top_k = 1 if op.scales is None else op.scales.shape[1]
     rows = _rows(op)
-    grad_rows = _new_rows(op, rows, hidden)
-    index = rows_by_copy(op.expanded_row_idx, top_k, row_major=True).contiguous()
-    all_kept = op.drop_pad_mode == DROPLESS and rows == op.expanded_row_idx.numel()
+    copy_of_row = _copy_of_row(op, rows)
+    filled = copy_of_row >= 0
+    all_filled = bool(filled.all())
+    copy = copy_of_row if all_filled else copy_of_row.clamp(min=0)
+    token = torch.div(copy, top_k, rounding_mode="floor")
+    grad_rows = op.grad_y.new_empty((rows, hidden))
     if op.scales is None:
-        grad_scales = op.grad_y.new_full((tokens, 1), torch.nan)
-        experts = expanded = None
+        scale = dot = expanded = None
     else:
-        grad_scales = torch.zeros_like(op.scales, memory_format=torch.contiguous_format)
-        experts = op.expert_idx.t().contiguous() if op.bias is not None else None
+        scale = op.scales.reshape(-1)[copy].to(torch.float32).unsqueeze(1)
+        dot = scale.new_empty(rows)
         expanded = op.expanded_x.reshape(-1, hidden)
-    for chunk in token_chunks(tokens, hidden):
-        grad = op.grad_y[chunk].to(torch.float32)
-        for k in range(top_k):
-            at = index[k, chunk]
-            kept = slice(None) if all_kept else (at >= 0) & (at < rows)
-            row = at[kept].to(torch.int64)
-            weighted = grad if op.scales is None else grad * op.scales[chunk, k : k + 1]
-            grad_rows.index_copy_(0, row, weighted[kept].to(grad_rows.dtype))
-            if expanded is None:
-                continue
-            value = expanded.index_select(0, row).to(torch.float32)
-            if experts is not None:
-                value.add_(op.bias.index_select(0, experts[k, chunk][kept]))
-            dot = value.mul_(grad[kept]).sum(1)
-            grad_scales[chunk, k][kept] = dot.to(grad_scales.dtype)
-    return [_shaped(op, grad_rows), grad_scales]
+    # Row by row, not copy by copy: expanded_x and its gradient are then read and written in order.
+    for chunk in row_chunks(rows if tokens else 0, hidden):
+        grad = op.grad_y.index_select(0, token[chunk]).to(torch.float32)
+        if scale is not None and dot is not None and expanded is not None:
+            value = expanded[chunk]
+            if op.bias is not None:
+                experts = op.expert_idx.reshape(-1)[copy[chunk]]
+                value = value.to(torch.float32) + op.bias.index_select(0, experts)
+            torch.sum(grad * value, 1, out=dot[chunk])
+            grad.mul_(scale[chunk])
+        grad_rows[chunk] = grad
+    if not all_filled:
+        grad_rows.masked_fill_(~filled.unsqueeze(1), _unfilled(op))
+    return [_shaped(op, grad_rows), _grad_scales(op, copy_of_row, filled, dot)]
+
+
+def _grad_scales(
+    op: Call, copy_of_row: torch.Tensor, filled: torch.Tensor, dot: torch.Tensor | None
+) -> torch.Tensor:
+    """Put the dot product of each row at its copy; copies without a row get 0."""
+    grad_scales: torch.Tensor
+    if dot is None:
+        grad_scales = op.grad_y.new_full((op.grad_y.shape[0], 1), torch.nan)
+    else:
+        grad_scales = op.scales.new_zeros(op.scales.shape)
+        grad_scales.view(-1)[copy_of_row[filled]] = dot[filled].to(grad_scales.dtype)
+    return grad_scales
 
 
 def _naive(op: Call) -> Tensors:
@@ -155,7 +187,7 @@ def _naive(op: Call) -> Tensors:
     tokens, hidden = op.grad_y.shape
     top_k = 1 if op.scales is None else op.scales.shape[1]
     rows = _rows(op)
-    grad_rows = _new_rows(op, rows, hidden)
+    grad_rows = torch.full((rows, hidden), _unfilled(op), dtype=op.grad_y.dtype)
     grad_scales = torch.full((tokens, 1), torch.nan, dtype=op.grad_y.dtype)
     if op.scales is not None:
         grad_scales = torch.zeros((tokens, top_k), dtype=op.scales.dtype)

@@ -5,10 +5,12 @@ Both work in fp32 and round once.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
+from moe_graph.ops.defs.chunks import row_chunks
 from moe_graph.ops.dims import UNKNOWN_RANK, Dim, floordiv, is_unknown
 from moe_graph.ops.opdef import (
     Attr,
@@ -59,10 +61,20 @@ def _grad_shapes(op: Call) -> Specs:
     return [TensorSpec(op.x.shape, op.x.dtype)]
 
 
+def _halves(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return `x` as ``[A, 2, W]``, the two halves along the middle."""
+    before, after = x.shape[:dim], x.shape[dim + 1 :]
+    return x.reshape(math.prod(before), 2, x.shape[dim] // 2 * math.prod(after))
+
+
 def _compute(op: Call) -> Tensors:
-    gate, up = op.x.chunk(2, _split_dim(op))
-    y = torch.nn.functional.silu(gate.to(torch.float32)).mul_(up)
-    return [y.to(op.x.dtype)]
+    halves = _halves(op.x, _split_dim(op))
+    y = op.x.new_empty(_half(op))
+    rows, _, width = halves.shape
+    for chunk in row_chunks(rows, width):
+        gate, up = halves[chunk].unbind(1)
+        y.view(rows, width)[chunk] = torch.nn.functional.silu(gate.to(torch.float32)).mul_(up)
+    return [y]
 
 
 def _naive(op: Call) -> Tensors:
@@ -74,17 +86,21 @@ def _naive(op: Call) -> Tensors:
 
 def _grad_compute(op: Call) -> Tensors:
     dim = _split_dim(op)
-    gate, up = (part.to(torch.float32) for part in op.x.chunk(2, dim))
-    grad = op.y_grad.to(torch.float32)
-    output = torch.empty_like(op.x, memory_format=torch.contiguous_format)
-    grad_gate, grad_up = output.chunk(2, dim)
-    sigmoid = torch.sigmoid(gate)
-    silu = gate * sigmoid
-    # d silu(a) / da = sigmoid(a) + silu(a) * (1 - sigmoid(a))
-    slope = torch.addcmul(sigmoid, silu, sigmoid, value=-1).add_(silu)
-    grad_gate.copy_(slope.mul_(grad).mul_(up))
-    grad_up.copy_(silu.mul_(grad))
-    return [output]
+    halves = _halves(op.x, dim)
+    rows, _, width = halves.shape
+    y_grad = op.y_grad.reshape(rows, width)
+    grad_x = torch.empty_like(op.x, memory_format=torch.contiguous_format)
+    grad_halves = _halves(grad_x, dim)
+    for chunk in row_chunks(rows, width):
+        gate, up = halves[chunk].to(torch.float32).unbind(1)
+        grad = y_grad[chunk].to(torch.float32)
+        sigmoid = torch.sigmoid(gate)
+        silu = gate * sigmoid
+        # d silu(a) / da = sigmoid(a) + silu(a) * (1 - sigmoid(a))
+        slope = torch.addcmul(sigmoid, silu, sigmoid, value=-1).add_(silu)
+        grad_halves[chunk, 0] = slope.mul_(grad).mul_(up)
+        grad_halves[chunk, 1] = silu.mul_(grad)
+    return [grad_x]
 
 
 def _grad_naive(op: Call) -> Tensors:
