@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -103,11 +103,51 @@ def _from_opdef(op_type: str) -> IrDefinition | None:
 
 
 def _from_torchair(op_type: str) -> IrDefinition | None:
-    from torchair._ge_concrete_graph import ge_apis
+    from torchair._ge_concrete_graph import auto_generated_ge_raw_ops, ge_apis
 
-    function = getattr(ge_apis, op_type, None)
-    text = getattr(function, "__doc__", None)
-    return parse_prototype(text) if text and "REG_OP(" in text else None
+    # ops with dynamic outputs are generated under a private name and wrapped by hand
+    functions = (
+        getattr(auto_generated_ge_raw_ops, f"_{op_type}", None),
+        getattr(ge_apis, op_type, None),
+    )
+    texts = [text for function in functions if (text := getattr(function, "__doc__", None))]
+    prototypes = [parse_prototype(text) for text in texts if "REG_OP(" in text]
+    return _merged(op_type, prototypes) if prototypes else None
+
+
+#: dtypes that an op takes although its prototype in TorchAir leaves them out: TorchAir's own tests
+#: use them (declare_supported), or the documentation of the corresponding aclnn function lists them.
+_ALSO: dict[str, frozenset[torch.dtype]] = {
+    "FlashAttentionScore": frozenset({torch.float32}),
+    "FlashAttentionScoreGrad": frozenset({torch.float32}),
+    "ForeachAddScalarList": frozenset({torch.int64}),
+    "ForeachDivScalarList": frozenset({torch.int64}),
+    "ForeachMaximumScalarList": frozenset({torch.int64}),
+    "ForeachMinimumScalarList": frozenset({torch.int64}),
+    "ForeachMulScalarList": frozenset({torch.int64}),
+    "ForeachRoundOffNumber": frozenset({torch.int8}),
+    "ForeachSubScalarList": frozenset({torch.int64}),
+    "Minimum": frozenset({torch.int8, torch.bool}),
+    "NLLLoss": dtypes.HALF,
+    "NLLLossGrad": dtypes.HALF,
+    "ThresholdGradV2D": frozenset({torch.float32}),
+    "TopKV2": frozenset({torch.int64}),
+}
+
+
+def _merged(op_type: str, prototypes: list[IrDefinition]) -> IrDefinition:
+    """Return the first prototype, with the dtypes that the others or :data:`_ALSO` add."""
+    first, *others = prototypes
+    arguments = []
+    for position, argument in enumerate(first.input_arguments):
+        allowed = argument.dtypes
+        if allowed is not None:
+            for other in others:
+                if position < len(other.input_arguments):
+                    allowed |= other.input_arguments[position].dtypes or frozenset()
+            allowed |= _ALSO.get(op_type, frozenset())
+        arguments.append(replace(argument, dtypes=allowed))
+    return replace(first, input_arguments=tuple(arguments))
 
 
 def parse_prototype(text: str) -> IrDefinition:

@@ -342,9 +342,10 @@ class _Planner:
         used: set[int] = set()
         for step in reversed(self.plan.steps):
             outputs = step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
+            checked = [slot for _, slot in step.tensors]  # read by checks and error messages
             dead = [
                 slot
-                for slot in dict.fromkeys(step.inputs + outputs)
+                for slot in dict.fromkeys((*step.inputs, *checked, *outputs))
                 if slot not in used and slot not in kept
             ]
             used.update(dead)

@@ -20,7 +20,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -89,11 +89,19 @@ def ge_op(
     mutates: str = "",
     pure: bool = True,
     same_dtype: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function as the kernel of `op_types`; see the module docstring."""
+    """Register the decorated function as the kernel of `op_types`; see the module docstring.
+
+    `names` are the GE names of the inputs where they are not those of the parameters.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         inputs, attrs = _from_signature(function)
+        if names:
+            inputs = tuple(
+                replace(each, name=name) for each, name in zip(inputs, names, strict=True)
+            )
         kernel = Kernel(
             function, inputs, attrs, frozenset(ignored), view, mutates, pure, tuple(same_dtype)
         )

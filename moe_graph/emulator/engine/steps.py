@@ -49,20 +49,31 @@ def run_checked(step: Step, slots: Sequence[Any]) -> list[Any]:
 
 def _check_dtypes(node: Node, step: Step, slots: Sequence[Any]) -> None:
     prototype = ir.definition(node.type)
-    of_group: dict[str, torch.dtype] = {}  # inputs that share a type symbol, or must be alike
+    first_of: dict[str, torch.Tensor] = {}  # of inputs that share a type symbol or must be alike
     for name, slot in step.tensors:
         argument = prototype.argument(name) if prototype else None
-        dtype = slots[slot].dtype
-        allowed = argument.dtypes if argument else None
+        tensor = slots[slot]
         group = "same" if name in step.same_dtype else argument.symbol if argument else ""
-        if group and of_group.setdefault(group, dtype) != dtype:
-            allowed = frozenset({of_group[group]})
-        if allowed is not None and dtype not in allowed:
+        first = first_of.setdefault(group, tensor) if group else tensor
+        allowed = argument.dtypes if argument else None
+        if first.dtype != tensor.dtype:
+            if _is_scalar_for(tensor, first) or _is_scalar_for(first, tensor):
+                continue
+            allowed = frozenset({first.dtype})
+        if allowed is not None and tensor.dtype not in allowed:
             raise GraphError(
-                dtypes.name_of(dtype), argument=name,
+                dtypes.name_of(tensor.dtype), argument=name,
                 want="one of " + ", ".join(sorted(map(dtypes.name_of, allowed))),
                 op=node.type, node=node.name, fx=node.fx,
             )  # fmt: skip
+
+
+def _is_scalar_for(scalar: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """True for a scalar that takes the dtype of `tensor`.
+
+    TorchAir's converters make Python numbers int64 or float constants beside tensors of any dtype.
+    """
+    return scalar.dim() == 0 and torch.result_type(scalar, tensor) == tensor.dtype
 
 
 def explain(step: Step, slots: Sequence[Any], error: Exception) -> NoReturn:

@@ -69,7 +69,7 @@ def one_hot(
     return torch.where(x.unsqueeze(position) == classes, on_value, off_value)
 
 
-@ge_op("PadV3", same_dtype=("x", "constant_values"))
+@ge_op("PadV3")
 def pad(
     x: Tensor,
     paddings: Ints,
@@ -80,7 +80,7 @@ def pad(
 ) -> Tensor:
     """Pad every dim, the first dim first: (before, after) pairs, or all befores then all afters."""
     pairs = _pairs(paddings, x.dim(), paddings_contiguous)
-    if mode == "constant":
+    if mode == "constant":  # negative widths crop
         value = 0 if constant_values is None else constant_values.item()
         return torch.nn.functional.pad(x, _torch_order(pairs), value=value)
     return _pad_by_copy(x, pairs, {"edge": "replicate"}.get(mode, mode))

@@ -50,29 +50,35 @@ _BINARY = {
     "BitwiseAnd": torch.bitwise_and,
     "BitwiseOr": torch.bitwise_or,
     "BitwiseXor": torch.bitwise_xor,
-    "Equal": torch.eq,
     "FloorDiv": torch.floor_divide,
     "FloorMod": torch.remainder,
-    "Greater": torch.gt,
-    "GreaterEqual": torch.ge,
-    "Less": torch.lt,
-    "LessEqual": torch.le,
     "LogicalAnd": torch.logical_and,
     "LogicalOr": torch.logical_or,
     "Maximum": torch.maximum,
     "Minimum": torch.minimum,
     "Mod": torch.fmod,
     "Mul": torch.mul,
-    "NotEqual": torch.ne,
     "Pow": torch.pow,
     "Sub": torch.sub,
     "Xlogy": torch.xlogy,
+}
+
+#: Comparisons take operands of different dtypes: they compare in the wider one.
+_COMPARE = {
+    "Equal": torch.eq,
+    "Greater": torch.gt,
+    "GreaterEqual": torch.ge,
+    "Less": torch.lt,
+    "LessEqual": torch.le,
+    "NotEqual": torch.ne,
 }
 
 for _op_type, _function in _UNARY.items():
     direct(_function, "x")(_op_type)
 for _op_type, _function in _BINARY.items():
     direct(_function, "x1", "x2")(_op_type)
+for _op_type, _function in _COMPARE.items():
+    direct(_function, "x1", "x2", same_dtype=False)(_op_type)
 direct(torch.bitwise_left_shift, "x", "y")("LeftShift")
 direct(torch.bitwise_right_shift, "x", "y")("RightShift")
 direct(torch.erfinv, "input_x")("Erfinv")

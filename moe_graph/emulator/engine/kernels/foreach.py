@@ -8,15 +8,15 @@ import torch
 
 from moe_graph.emulator.engine.errors import KernelError
 from moe_graph.emulator.engine.kernels._precision import in_fp32
-from moe_graph.emulator.engine.registry import Number, Tensor, Tensors, ge_op
+from moe_graph.emulator.engine.registry import Int, Number, Tensor, Tensors, ge_op
 
 Results = tuple[Tensor, ...]
 
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": torch.abs,
-    "ACos": torch.acos,
-    "ASin": torch.asin,
-    "ATan": torch.atan,
+    "Acos": torch.acos,
+    "Asin": torch.asin,
+    "Atan": torch.atan,
     "Cos": torch.cos,
     "Cosh": torch.cosh,
     "Erf": torch.erf,
@@ -103,13 +103,20 @@ _register_sum("Add", 1)
 _register_sum("Sub", -1)
 
 
-@ge_op("ForeachAddcmulScalar", "ForeachAddcmulList", "ForeachAddcmulScalarList")
+_X123 = ("x1", "x2", "x3")
+
+
+@ge_op("ForeachAddcmulList")
+@ge_op("ForeachAddcmulScalar", names=(*_X123, "scalar"))
+@ge_op("ForeachAddcmulScalarList", names=(*_X123, "scalars"))
 def addcmul(x: Tensors, x1: Tensors, x2: Tensors, scalar: Tensor) -> Results:
     """x + scalar * x1 * x2; one scalar for all tensors, or one each."""
     return _ternary(lambda a, b, c, s: a + s * b * c, x, x1, x2, scalar)
 
 
-@ge_op("ForeachAddcdivScalar", "ForeachAddcdivList", "ForeachAddcdivScalarList")
+@ge_op("ForeachAddcdivList")
+@ge_op("ForeachAddcdivScalar", names=(*_X123, "scalar"))
+@ge_op("ForeachAddcdivScalarList", names=(*_X123, "scalars"))
 def addcdiv(x: Tensors, x1: Tensors, x2: Tensors, scalar: Tensor) -> Results:
     """x + scalar * x1 / x2; one scalar for all tensors, or one each."""
     return _ternary(lambda a, b, c, s: a + s * b / c, x, x1, x2, scalar)
@@ -132,7 +139,7 @@ def lerp_scalar(x1: Tensors, x2: Tensors, weight: Number) -> Results:
     return tuple(torch.lerp(a, b, weight) for a, b in zip(x1, x2, strict=True))
 
 
-@ge_op("ForeachLerpList")
+@ge_op("ForeachLerpList", names=("x1", "x2", "weight"))
 def lerp_list(x1: Tensors, x2: Tensors, weights: Tensors) -> Results:
     return tuple(torch.lerp(a, b, w) for a, b, w in zip(x1, x2, weights, strict=True))
 
@@ -143,11 +150,11 @@ def norm(x: Tensors, scalar: Number) -> Results:
     return tuple(torch.linalg.vector_norm(each, scalar) for each in x)
 
 
-_ROUNDING = {1: torch.round, 2: torch.floor, 3: torch.ceil, 4: torch.trunc, 5: torch.frac}
+_ROUNDING = {2: torch.floor, 3: torch.ceil, 4: torch.round, 5: torch.trunc, 7: torch.frac}
 
 
 @ge_op("ForeachRoundOffNumber")
-def round_off(x: Tensors, *, roundMode: int) -> Results:
+def round_off(x: Tensors, roundMode: Int) -> Results:
     if roundMode not in _ROUNDING:
         raise KernelError("roundMode", roundMode, f"one of {list(_ROUNDING)}")
     return tuple(_ROUNDING[roundMode](each) for each in x)

@@ -220,7 +220,7 @@ def unsorted_segment_sum(x: Tensor, segment_ids: Tensor, num_segments: Int) -> T
     return total.index_add(0, ids[kept], rows[kept])
 
 
-@ge_op("SelectV2", "Select", same_dtype=("then", "else"))
+@ge_op("SelectV2", same_dtype=("then", "else"))
 def select(condition: Tensor, then: Tensor, else_: Tensor) -> Tensor:
     return torch.where(condition, then, else_)
 

@@ -134,7 +134,9 @@ def lp_norm(
     keepdim: bool = False,
     epsilon: float = 1e-12,
 ) -> Tensor:
-    norm = torch.linalg.vector_norm(x, p, axes or None, keepdim=keepdim)
+    """The p-norm; the largest and smallest int32 stand for p = inf and -inf."""
+    order = {2147483647.0: float("inf"), 2147483648.0: float("inf"), -2147483648.0: -float("inf")}
+    norm = torch.linalg.vector_norm(x, order.get(p, p), axes or None, keepdim=keepdim)
     return norm.clamp_min(epsilon) if epsilon else norm
 
 

@@ -123,6 +123,8 @@ def concat_d(x: Tensors, *, concat_dim: int) -> Tensor:
 
 
 def _concat(x: Tensors, dim: int) -> Tensor:
+    """Concatenate; a scalar counts as a vector of one element."""
+    x = [each.reshape(1) if each.dim() == 0 else each for each in x]
     if len({each.dtype for each in x}) > 1:
         raise KernelError("x", f"dtypes {[each.dtype for each in x]}", "one dtype")
     if len({each.dim() for each in x}) > 1:
@@ -132,9 +134,14 @@ def _concat(x: Tensors, dim: int) -> Tensor:
 
 @ge_op("Pack", ignored=("N",))
 def pack(x: Tensors, *, axis: int = 0) -> Tensor:
-    if len({each.dtype for each in x}) > 1:
+    """Stack. Scalars may mix int32 and int64, as TorchAir does when it packs a shape."""
+    if len({each.dtype for each in x}) > 1 and not all(_is_size(each) for each in x):
         raise KernelError("x", f"dtypes {[each.dtype for each in x]}", "one dtype")
     return torch.stack(list(x), axis)
+
+
+def _is_size(x: Tensor) -> bool:
+    return x.dim() == 0 and x.dtype in (torch.int32, torch.int64)
 
 
 @ge_op("Unpack")
