@@ -35,10 +35,8 @@ def minimum(a: Dim, b: Dim) -> Dim:
     if is_unknown(a) or is_unknown(b):
         return UNKNOWN
     if _is_sympy(a) or _is_sympy(b):
-        import sympy
-
-        return sympy.Min(_expr(a), _expr(b))
-    return torch.sym_min(a, b)  # type: ignore[no-untyped-call]
+        return _sympy().Min(_expr(a), _expr(b))
+    return torch.sym_min(a, b)
 
 
 def floordiv(a: Dim, b: int) -> Dim:
@@ -46,9 +44,7 @@ def floordiv(a: Dim, b: int) -> Dim:
     if is_unknown(a):
         return UNKNOWN
     if _is_sympy(a):
-        import sympy
-
-        return sympy.floor(a / b)
+        return _sympy().floor(a / b)
     return a // b
 
 
@@ -61,9 +57,7 @@ def may_equal(a: Dim, b: Dim) -> bool:
     if is_unknown(a) or is_unknown(b):
         return True
     if _is_sympy(a) or _is_sympy(b):
-        import sympy
-
-        difference = sympy.simplify(_expr(a) - _expr(b))
+        difference = _sympy().simplify(_expr(a) - _expr(b))
         return difference.is_zero is not False
     equal = a == b
     if isinstance(equal, bool):
@@ -87,11 +81,15 @@ def known_less(a: Dim, b: Dim) -> bool:
 
 
 def _is_sympy(dim: object) -> bool:
-    sympy = sys.modules.get("sympy")
-    return sympy is not None and isinstance(dim, sympy.Basic)
+    # Where nobody imported sympy nothing can be one of its expressions.
+    return "sympy" in sys.modules and isinstance(dim, _sympy().Basic)
 
 
 def _expr(dim: Any) -> Any:
-    import sympy
+    return dim.node.expr if isinstance(dim, torch.SymInt) else _sympy().sympify(dim)
 
-    return dim.node.expr if isinstance(dim, torch.SymInt) else sympy.sympify(dim)
+
+def _sympy() -> Any:
+    import sympy  # type: ignore[import-untyped]
+
+    return sympy

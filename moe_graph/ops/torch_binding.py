@@ -25,7 +25,7 @@ from moe_graph.ops.product import current_product
 
 NAMESPACE = "moe_graph"
 
-_library: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+_library: Any = torch.library.Library(NAMESPACE, "DEF")
 _SCHEMA_TYPES = {"Int": "int", "Bool": "bool", "Float": "float", "Str": "str", "ListInt": "int[]"}
 _INPUT_TYPES = {"required": "Tensor", "optional": "Tensor?", "dynamic": "Tensor[]"}
 

@@ -153,7 +153,9 @@ def _compute(op: Call) -> Tensors:
     sum_dtype = _sum_dtype(op)
     output = rows.new_empty((tokens, hidden))
     for chunk in row_chunks(tokens, hidden):
-        total = _start(op, chunk, hidden, sum_dtype)
+        y = output[chunk]
+        total = y if y.dtype is sum_dtype else torch.empty_like(y, dtype=sum_dtype)
+        _start(op, chunk, total)
         for k in range(top_k if rows.shape[0] else 0):
             part = rows.index_select(0, index[k, chunk]).to(sum_dtype)
             if experts is not None:
@@ -164,18 +166,20 @@ def _compute(op: Call) -> Tensors:
                 total.add_(part)
             else:
                 # A select, not a product with 0: dropped copies must not touch the sum.
-                total = torch.where(kept[k, chunk].unsqueeze(1), total + part, total)
-        output[chunk] = total
+                torch.where(kept[k, chunk].unsqueeze(1), total + part, total, out=total)
+        if total is not y:
+            y.copy_(total)
     return [output]
 
 
-def _start(op: Call, chunk: slice, hidden: int, dtype: torch.dtype) -> torch.Tensor:
-    total: torch.Tensor
+def _start(op: Call, chunk: slice, total: torch.Tensor) -> None:
+    """Set `total` to ``x1 + x2``."""
     if op.x1 is None:
-        total = op.expanded_x.new_zeros((chunk.stop - chunk.start, hidden), dtype=dtype)
+        total.zero_()
     else:
-        total = op.x1[chunk].to(dtype, copy=True)
-    return total if op.x2 is None else total.add_(op.x2[chunk])
+        total.copy_(op.x1[chunk])
+    if op.x2 is not None:
+        total.add_(op.x2[chunk])
 
 
 def _naive(op: Call) -> Tensors:

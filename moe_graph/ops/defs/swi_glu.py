@@ -73,7 +73,8 @@ def _compute(op: Call) -> Tensors:
     rows, _, width = halves.shape
     for chunk in row_chunks(rows, width):
         gate, up = halves[chunk].unbind(1)
-        y.view(rows, width)[chunk] = torch.nn.functional.silu(gate.to(torch.float32)).mul_(up)
+        silu = torch.nn.functional.silu(gate.to(torch.float32))
+        torch.mul(silu, up, out=y.view(rows, width)[chunk])
     return [y]
 
 
@@ -98,8 +99,8 @@ def _grad_compute(op: Call) -> Tensors:
         silu = gate * sigmoid
         # d silu(a) / da = sigmoid(a) + silu(a) * (1 - sigmoid(a))
         slope = torch.addcmul(sigmoid, silu, sigmoid, value=-1).add_(silu)
-        grad_halves[chunk, 0] = slope.mul_(grad).mul_(up)
-        grad_halves[chunk, 1] = silu.mul_(grad)
+        torch.mul(slope.mul_(grad), up, out=grad_halves[chunk, 0])
+        torch.mul(silu, grad, out=grad_halves[chunk, 1])
     return [grad_x]
 
 
