@@ -35,6 +35,7 @@ def activate() -> bool:
     with _lock:
         if not _decided:
             if loader.should_emulate():
+                loader.check_no_failed_torch()
                 loader.check_torch_npu()
                 machine = loader.Machine.from_environment()
                 library = loader.load_libraries(machine)

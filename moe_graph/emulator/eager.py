@@ -16,6 +16,7 @@ them, so a model is traced here exactly as on an Ascend machine.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -103,7 +104,10 @@ _COMPOSITE = (
 )
 
 # Operators of libraries that are imported later, each made of many small ones: run once on the CPU.
-_LATE_OPERATORS = ("transformers::grouped_mm_fallback",)
+_LATE_OPERATORS = (
+    "transformers::grouped_mm_fallback",
+    "transformers::grouped_mm_fallback_backward",
+)
 
 _libraries: dict[str, Any] = {}
 _kernels: CpuKernels | None = None
@@ -155,6 +159,13 @@ def _registered(key: str) -> set[str]:
     return set(torch._C._dispatch_get_registrations_for_dispatch_key(key))
 
 
+def _own_operators() -> list[str]:
+    """The operators of this project, which are compositions of many others."""
+    importlib.import_module("moe_graph.ops")
+    names: list[str] = torch._C._dispatch_get_all_op_names()
+    return [name for name in names if name.startswith("moe_graph::")]
+
+
 def install() -> None:
     """Register the device's kernels; torch_npu must be loaded. Call once."""
     global _kernels
@@ -175,7 +186,7 @@ def install() -> None:
             _register(name, _missing(name))
     for name, function in own.items():
         _register(name, _kernels.for_function(function))
-    for name in _LATE_OPERATORS:
+    for name in (*_LATE_OPERATORS, *_own_operators()):
         _register(name, _kernels.for_operator(name))
     for name in _COMPOSITE:
         _register(name, _composite(name), _AUTOGRAD_KEY)

@@ -112,6 +112,20 @@ def check_torch_npu() -> None:
         )
 
 
+def check_no_failed_torch() -> None:
+    """Refuse to go on in a process in which ``import torch`` has failed: it cannot be repeated.
+
+    Raises:
+        EmulationError: torch was imported before the stand-ins were there, and gave up.
+    """
+    if "torch._C" in sys.modules and "torch" not in sys.modules:
+        raise EmulationError(
+            "an earlier `import torch` failed in this process, since torch_npu found no CANN: "
+            "import moe_graph before torch and transformers, or set "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0, or start the script with `python -m moe_graph run`"
+        )
+
+
 def load_libraries(machine: Machine, directory: Path = LIBRARY_DIR) -> ctypes.CDLL:
     """Load the stand-in libraries for `machine` and return the one that holds the functions.
 
