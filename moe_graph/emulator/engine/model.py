@@ -21,6 +21,8 @@ from moe_graph.emulator.engine.errors import GraphError
 
 #: Node types that stand for a tensor given to the graph.
 INPUT_TYPES = frozenset({"Data", "RefData"})
+#: TorchAir writes here, when asked to, which module and line a node came from.
+_ORIGIN = "nn_module_stack"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Node:
         controls: nodes that must run before this one, though no value flows.
         attrs: attribute name -> int, float, bool, str, list of these, or a tensor.
         output_descs: one per output.
-        fx: ``"<FX node> (<target>)"`` it came from, empty when TorchAir recorded none.
+        fx: ``"<FX node> (<target>) in <module and source line>"`` it came from, empty when TorchAir
+            recorded none.
     """
 
     name: str
@@ -113,6 +116,9 @@ def parse(model: bytes) -> Graph:
         raise GraphError(f"graph {graph.name} names two nodes alike")
     _check_edges(graph)
     _spread_fx_names(graph)
+    for op, node in zip(message.graph[0].op, graph.nodes, strict=True):
+        if node.fx and _ORIGIN in op.attr:
+            node.fx += f" in {op.attr[_ORIGIN].s.decode(errors='replace')}"
     return graph
 
 
@@ -134,7 +140,7 @@ def _node(op: Any) -> Node:
         inputs=tuple(inputs),
         input_descs=tuple(_desc(desc) for desc in op.input_desc),
         controls=tuple(controls),
-        attrs={name: _attr(value) for name, value in op.attr.items()},
+        attrs={name: _attr(value) for name, value in op.attr.items() if name != _ORIGIN},
         output_descs=output_descs,
         fx=next((desc.fx for desc in output_descs if desc.fx), ""),
     )

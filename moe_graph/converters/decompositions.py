@@ -1,0 +1,87 @@
+"""Decompositions that whole models need and TorchAir lacks, with the reason for each.
+
+TorchAir's own table is nearly empty, so a graph reaches its converters as raw ATen. The entries
+here go in through TorchAir's ``custom_decompositions`` argument. PyTorch's own decomposition is
+taken wherever there is one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+
+from moe_graph.converters.attention import ATTENTION_DECOMPOSITIONS
+
+aten = torch.ops.aten
+npu = torch.ops.npu
+
+_FROM_PYTORCH = (
+    aten.silu_backward,  # the converter refuses every call; every gated MLP needs it to train
+    aten._safe_softmax,  # no converter; attention with a float mask uses it
+)
+
+
+def _cast_backward(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """Gradient of the cast that autocast-like code becomes on NPU tensors.
+
+    torch_npu turns ``x.to(dtype)`` into an op of its own, whose gradient has no converter.
+    """
+    return grad.to(dtype)
+
+
+def _repeat_interleave(
+    x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
+    """Repeat each slice: ``batched_mm`` experts, into which ``generate()`` switches, do so.
+
+    PyTorch decomposes it before the graph is made; on NPU tensors torch_npu keeps it whole, and its
+    converter refuses every call.
+    """
+    if dim is None:
+        x, dim = x.reshape(-1), 0
+    dim = dim % x.dim()
+    shape = [*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :]]
+    return x.unsqueeze(dim + 1).expand(shape).clone().flatten(dim, dim + 1)
+
+
+def _matmul_backward(
+    grad: Tensor, left: Tensor, right: Tensor, mask: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of ``left @ right`` for every pair of ranks.
+
+    On NPU tensors ``F.linear`` is a matmul of its own with this gradient. TorchAir's converter
+    takes operands of equal rank only and gives a weight the shape of its batch.
+    """
+    a = left.unsqueeze(0) if left.dim() == 1 else left
+    b = right.unsqueeze(1) if right.dim() == 1 else right
+    if left.dim() == 1:
+        grad = grad.unsqueeze(-1 if right.dim() == 1 else -2)
+    if right.dim() == 1:
+        grad = grad.unsqueeze(-1)
+    grad_left = torch.matmul(grad, b.mT).sum_to_size(a.shape) if mask[0] else None
+    grad_right = None
+    if mask[1] and b.dim() == 2:  # one product over all rows, no gradient per batch
+        grad_right = torch.matmul(a.reshape(-1, a.shape[-1]).mT, grad.reshape(-1, grad.shape[-1]))
+    elif mask[1]:
+        grad_right = torch.matmul(a.mT, grad).sum_to_size(b.shape)
+    return (
+        None if grad_left is None else grad_left.reshape(left.shape),
+        None if grad_right is None else grad_right.reshape(right.shape),
+    )
+
+
+@functools.cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return op -> decomposition for TorchAir's ``custom_decompositions``."""
+    return {
+        **get_decompositions(_FROM_PYTORCH),
+        npu._npu_dtype_cast_backward.default: _cast_backward,
+        aten.repeat_interleave.self_int: _repeat_interleave,
+        aten.matmul_backward.default: _matmul_backward,
+        **ATTENTION_DECOMPOSITIONS,
+    }
