@@ -118,6 +118,8 @@ def _from_torchair(op_type: str) -> IrDefinition | None:
 #: dtypes that an op takes although its prototype in TorchAir leaves them out: TorchAir's own tests
 #: use them (declare_supported), or the documentation of the corresponding aclnn function lists them.
 _ALSO: dict[str, frozenset[torch.dtype]] = {
+    "Conv2DTranspose": frozenset({torch.float32}),
+    "Conv3DTranspose": frozenset({torch.float32}),
     "FlashAttentionScore": frozenset({torch.float32}),
     "FlashAttentionScoreGrad": frozenset({torch.float32}),
     "ForeachAddScalarList": frozenset({torch.int64}),

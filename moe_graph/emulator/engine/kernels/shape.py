@@ -123,8 +123,12 @@ def concat_d(x: Tensors, *, concat_dim: int) -> Tensor:
 
 
 def _concat(x: Tensors, dim: int) -> Tensor:
-    """Concatenate; a scalar counts as a vector of one element."""
+    """Concatenate; a scalar counts as a vector of one element.
+
+    An empty vector fits everywhere, as in PyTorch: key-value caches start as one.
+    """
     x = [each.reshape(1) if each.dim() == 0 else each for each in x]
+    x = [each for each in x if each.shape != (0,)] or x[:1]
     if len({each.dtype for each in x}) > 1:
         raise KernelError("x", f"dtypes {[each.dtype for each in x]}", "one dtype")
     if len({each.dim() for each in x}) > 1:
