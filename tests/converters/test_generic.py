@@ -1,0 +1,253 @@
+"""Every op of moe_graph through TorchAir: torch op, converter, GE node, engine, against eager."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchair
+
+import moe_graph  # noqa: F401  (loads the emulated CANN before torch)
+from moe_graph.converters import register_converters
+from moe_graph.emulator.engine import session
+from moe_graph.ops import all_opdefs
+from moe_graph.ops.torch_binding import torch_name
+
+EXPERTS, TOP_K, HIDDEN, INNER = 4, 2, 6, 5
+_ops = torch.ops.moe_graph
+
+Inputs = tuple[torch.Tensor, ...]
+
+
+@pytest.fixture(autouse=True)
+def _converters() -> None:
+    register_converters()
+    torch._dynamo.reset()
+
+
+def _randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def _ids(tokens: int) -> torch.Tensor:
+    return torch.randint(0, EXPERTS, (tokens, TOP_K), dtype=torch.int32)
+
+
+def _row_idx(tokens: int) -> torch.Tensor:
+    return torch.randperm(tokens * TOP_K).to(torch.int32)
+
+
+def _ends(rows: int) -> torch.Tensor:
+    return torch.tensor([rows // 3, rows // 3, rows // 2, rows])
+
+
+def _init_routing(x: torch.Tensor, ids: torch.Tensor) -> Any:
+    expanded, row_idx, cumsum, _ = _ops.moe_init_routing_v2(
+        x, ids, expert_num=EXPERTS, expert_tokens_count_or_cumsum_flag=1
+    )
+    return expanded, row_idx, cumsum
+
+
+def _init_routing_drop_pad(x: torch.Tensor, ids: torch.Tensor) -> Any:
+    expanded, row_idx, _, before = _ops.moe_init_routing_v2(
+        x,
+        ids,
+        expert_capacity=2,
+        expert_num=EXPERTS,
+        drop_pad_mode=1,
+        expert_tokens_before_capacity_flag=True,
+    )
+    return expanded, row_idx, before
+
+
+def _finalize(rows: torch.Tensor, row_idx: torch.Tensor, x1: torch.Tensor, s: torch.Tensor) -> Any:
+    return _ops.moe_finalize_routing_v2(rows, row_idx, x1, None, None, s, None, drop_pad_mode=2)
+
+
+def _grouped_list(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> Any:
+    return _ops.grouped_matmul(
+        [x], [weight], [], [], [], [], [], ends, None, split_item=2, group_type=0
+    )[0]
+
+
+def _grouped_pairs(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+    return _ops.grouped_matmul([x, y], [w, v], [], [], [], [], [])
+
+
+CASES: dict[str, tuple[str, Callable[..., Any], Callable[[int], Inputs]]] = {
+    "init_routing": (
+        "MoeInitRoutingV2",
+        _init_routing,
+        lambda n: (_randn(n, HIDDEN), _ids(n)),
+    ),
+    "init_routing_drop_pad": (
+        "MoeInitRoutingV2",
+        _init_routing_drop_pad,
+        lambda n: (_randn(n, HIDDEN), _ids(n)),
+    ),
+    "init_routing_grad": (
+        "MoeInitRoutingV2Grad",
+        lambda grad, row_idx: _ops.moe_init_routing_v2_grad(grad, row_idx, TOP_K),
+        lambda n: (_randn(n * TOP_K, HIDDEN), _row_idx(n)),
+    ),
+    "finalize_routing": (
+        "MoeFinalizeRoutingV2",
+        _finalize,
+        lambda n: (
+            _randn(n * TOP_K, HIDDEN),
+            _row_idx(n),
+            _randn(n, HIDDEN),
+            _randn(n, TOP_K),
+        ),
+    ),
+    "finalize_routing_mixed": (
+        "MoeFinalizeRoutingV2",
+        _finalize,
+        lambda n: (
+            _randn(n * TOP_K, HIDDEN, dtype=torch.bfloat16),
+            _row_idx(n),
+            _randn(n, HIDDEN, dtype=torch.bfloat16),
+            _randn(n, TOP_K),
+        ),
+    ),
+    "finalize_routing_grad": (
+        "MoeFinalizeRoutingV2Grad",
+        lambda *inputs: _ops.moe_finalize_routing_v2_grad(*inputs),
+        lambda n: (
+            _randn(n, HIDDEN),
+            _row_idx(n),
+            _randn(n * TOP_K, HIDDEN),
+            _randn(n, TOP_K),
+        ),
+    ),
+    "grouped_matmul_single": (
+        "GroupedMatmul",
+        lambda x, w, b, ends: _ops.grouped_matmul_single(x, w, b, ends),
+        lambda n: (
+            _randn(n, HIDDEN),
+            _randn(EXPERTS, HIDDEN, INNER),
+            _randn(EXPERTS, INNER),
+            _ends(n),
+        ),
+    ),
+    "grouped_matmul_inner": (
+        "GroupedMatmul",
+        lambda x, w, ends: _ops.grouped_matmul_single(
+            x, w, None, ends, transpose_x=True, group_type=2
+        ),
+        lambda n: (_randn(n, HIDDEN), _randn(n, INNER), _ends(n)),
+    ),
+    "grouped_matmul_one": (
+        "GroupedMatmul",
+        _grouped_list,
+        lambda n: (_randn(n, HIDDEN), _randn(EXPERTS, HIDDEN, INNER), _ends(n)),
+    ),
+    "grouped_matmul_pairs": (
+        "GroupedMatmul",
+        _grouped_pairs,
+        lambda n: (_randn(n, 3), _randn(n, 4), _randn(3, 5), _randn(4, 9)),
+    ),
+    "swi_glu": ("SwiGlu", lambda x: _ops.swi_glu(x), lambda n: (_randn(n, HIDDEN),)),
+    "swi_glu_grad": (
+        "SwiGluGrad",
+        lambda grad, x: _ops.swi_glu_grad(grad, x),
+        lambda n: (_randn(n, HIDDEN // 2), _randn(n, HIDDEN)),
+    ),
+}
+
+
+def _new_nodes(before: set[Any]) -> Counter[str]:
+    nodes: Counter[str] = Counter()
+    for key, of_graph in session.node_counts().items():
+        if key not in before:
+            for of_fx_node in of_graph.values():
+                nodes.update(of_fx_node)
+    return nodes
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", CASES)
+def test_one_node_that_computes_what_eager_does(name: str, dynamic: bool) -> None:
+    ge_type, function, make = CASES[name]
+    before = set(session.node_counts())
+    compiled = torch.compile(
+        function, backend=torchair.get_npu_backend(), dynamic=dynamic, fullgraph=True
+    )
+    for tokens in (7, 12) if dynamic else (7,):
+        inputs = make(tokens)
+        got = compiled(*(tensor.npu() for tensor in inputs))
+        want = function(*inputs)
+        for one, expected in zip(_flat(got), _flat(want), strict=True):
+            torch.testing.assert_close(one.cpu(), expected)
+    assert _new_nodes(before)[ge_type] == 1
+
+
+def _flat(outputs: Any) -> list[torch.Tensor]:
+    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+
+
+def test_every_op_is_covered() -> None:
+    covered = {ge_type for ge_type, _, _ in CASES.values()}
+    assert covered == {opdef.ge_type for opdef in all_opdefs()}
+
+
+def test_every_torch_op_has_a_converter() -> None:
+    names = [torch_name(opdef.ge_type) for opdef in all_opdefs()] + ["grouped_matmul_single"]
+    for name in names:
+        assert hasattr(getattr(_ops, name).default, "_ge_converter"), name
+
+
+def _layer(
+    x: torch.Tensor, ids: torch.Tensor, scales: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    expanded, row_idx, ends = _init_routing(x, ids)
+    ends = ends.to(torch.int64)
+    inner = _ops.swi_glu(_ops.grouped_matmul_single(expanded, up, None, ends))
+    rows = _ops.grouped_matmul_single(inner, down, None, ends)
+    y: torch.Tensor = _finalize(rows, row_idx, x, scales)
+    return y
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_trains(dtype: torch.dtype, dynamic: bool) -> None:
+    before = set(session.node_counts())
+    compiled = torch.compile(
+        _layer, backend=torchair.get_npu_backend(), dynamic=dynamic, fullgraph=True
+    )
+    up, down = _randn(EXPERTS, HIDDEN, 8, dtype=dtype), _randn(EXPERTS, 4, HIDDEN, dtype=dtype)
+    for tokens in (7, 12) if dynamic else (7,):
+        ids = _ids(tokens)
+        leaves = [_randn(tokens, HIDDEN, dtype=dtype), torch.rand(tokens, TOP_K), up, down]
+        gradients = []
+        for run, device in ((compiled, "npu"), (_layer, "cpu")):
+            x, scales, w, v = (leaf.to(device, copy=True).requires_grad_() for leaf in leaves)
+            run(x, ids.to(device), scales, w, v).sum().backward()
+            gradients.append([leaf.grad.cpu() for leaf in (x, scales, w, v)])
+        for got, want in zip(*gradients, strict=True):
+            torch.testing.assert_close(got, want)
+    nodes = _new_nodes(before)
+    wanted = {
+        "MoeInitRoutingV2": 1,
+        "MoeInitRoutingV2Grad": 1,
+        "MoeFinalizeRoutingV2": 1,
+        "MoeFinalizeRoutingV2Grad": 1,
+        "SwiGlu": 1,
+        "SwiGluGrad": 1,
+        "GroupedMatmul": 6,
+    }
+    assert {ge_type: nodes[ge_type] for ge_type in wanted} == wanted
+
+
+def test_bad_values_reach_python_with_the_argument() -> None:
+    compiled = torch.compile(
+        _init_routing, backend=torchair.get_npu_backend(), dynamic=False, fullgraph=True
+    )
+    ids = torch.full((3, TOP_K), EXPERTS, dtype=torch.int32)
+    with pytest.raises(
+        RuntimeError, match=r"expert_idx: got ids from 4 to 4, want ids in \[0, 4\)"
+    ):
+        compiled(_randn(3, HIDDEN).npu(), ids.npu())
