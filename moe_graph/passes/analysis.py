@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from moe_graph.passes import meta
-from moe_graph.passes.canonical import Call, canonical
+from moe_graph.passes.canonical import Call, canonical, is_complete
 from moe_graph.passes.facts import Choice, ExpertIds, Fact, Layout, Outputs, Root
 from moe_graph.passes.memory import Memory
 from moe_graph.passes.misses import Miss
@@ -82,7 +82,7 @@ class Facts:
 
     def root(self, node: Node, index: int, choice: Choice) -> Root:
         """Return the root for output `index` of `node`, one and the same however often asked."""
-        key = (self.calls[node]["input"], index) if self.calls[node].op == "item" else (node, 0)
+        key = (self.calls[node]["input"], index) if self.calls[node].op == "result" else (node, 0)
         if key not in self._roots:
             dims = meta.shape(node)
             top_k = dims[-1] if isinstance(dims[-1], int) else -1
@@ -106,14 +106,14 @@ class Facts:
 
     def _apply(self, call: Call) -> Fact | Miss | None:
         function = _RULES.get(call.op)
-        if function is None or not call.known:
+        if function is None or not call.known or not is_complete(call):
             return None
         found = function(call, self)
         if isinstance(found, Choice) and meta.is_tensor(call.node):
             dims = meta.shape(call.node)
             if len(dims) < 2 or not isinstance(dims[-1], int) or not meta.is_integer(call.node):
                 return None
-            index = call["index"] if call.op == "item" else 0
+            index = call["index"] if call.op == "result" else 0
             return ExpertIds(self.root(call.node, index, found), Layout.TOKENS)
         return found
 

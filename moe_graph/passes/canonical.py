@@ -77,6 +77,12 @@ class Call:
                 yield node
 
 
+def is_complete(call: Call) -> bool:
+    """Tell whether a call has every argument that rules may read by name."""
+    signature = SIGNATURES.get(call.op, {})
+    return all(name in call.args for name in signature)
+
+
 def canonical(node: Node) -> Call:
     """Return `node` in canonical form."""
     if node.op == "call_method":
@@ -179,7 +185,7 @@ def _subscript(node: Node) -> Call:
     """Read ``a[i]``: an output of a tuple, a gather by index tensors, or a basic slice."""
     source, key = node.args
     if not meta.is_tensor(source):
-        return Call("item", node, {"input": source, "index": key})
+        return Call("result", node, {"input": source, "index": key})
     indices = _index_tensors(key)
     if indices is not None:
         return Call("index", node, {"input": source, "indices": indices})

@@ -39,8 +39,8 @@ EXACT_FOR_SLOTS = (torch.int32, torch.int64, torch.float32, torch.float64)
 _Vector = Order | Inverse | TokenOfRow | TokenOfSlot | Arange
 
 
-@rule("item")
-def _item(call: Call, facts: Facts) -> Fact | None:
+@rule("result")
+def _result(call: Call, facts: Facts) -> Fact | None:
     fact = facts.of(call["input"])
     return fact if isinstance(fact, Grouped) else outputs_of(fact, call["index"])
 

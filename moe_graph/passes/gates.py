@@ -57,7 +57,7 @@ def _half(facts: Facts, node: Any) -> tuple[Node, int] | None:
     call = facts.calls.get(node) if isinstance(node, Node) else None
     if call is None:
         return None
-    if call.op == "item":
+    if call.op == "result":
         return _half_of_parts(facts.calls[call["input"]], call["index"])
     if call.op == "slice":
         return _half_of_slice(call)

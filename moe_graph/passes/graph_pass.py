@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from moe_graph.config import Config
 from moe_graph.ops import OpError
@@ -26,14 +26,13 @@ def rewrite_graph(gm: GraphModule, config: Config) -> list[LayerReport]:
     for body in checkpoint_bodies(gm):
         reports += rewrite_graph(body, config)
     facts = Facts(gm.graph)
-    changed = False
-    for found in find_layers(gm.graph, facts):
-        report = (
-            _kept(facts, found) if isinstance(found, Miss) else _rewrite(gm, facts, found, config)
-        )
-        changed |= report.status == "rewritten"
-        reports.append(report)
-    if changed:
+    # From the last to the first: what a layer reads may be the result of an earlier one.
+    own = [
+        _kept(facts, found) if isinstance(found, Miss) else _rewrite(gm, facts, found, config)
+        for found in reversed(find_layers(gm.graph, facts))
+    ]
+    reports += reversed(own)
+    if any(report.status == "rewritten" for report in own):
         gm.graph.lint()
         gm.recompile()
     return reports
@@ -54,6 +53,7 @@ def checkpoint_bodies(gm: GraphModule) -> Iterator[GraphModule]:
 
 def _rewrite(gm: GraphModule, facts: Facts, layer: Layer, config: Config) -> LayerReport:
     path = module_path(layer.order.maker)
+    router = router_name(facts, layer.root)
     rewrite = LayerRewrite(gm.graph, facts, layer, path)
     try:
         rewrite.prepare()
@@ -64,7 +64,7 @@ def _rewrite(gm: GraphModule, facts: Facts, layer: Layer, config: Config) -> Lay
         source_line(layer.order.maker),
         "rewritten",
         form=FORM,
-        router=router_name(facts, layer.root),
+        router=router,
         fx_nodes_before=len(layer.body) + len(layer.dead),
         fx_nodes_after=len(layer.body) + len(rewrite.nodes),
     )
@@ -84,7 +84,7 @@ def _refused(layer: Layer, error: OpError) -> Miss:
 
 
 def _kept(facts: Facts, miss: Miss) -> LayerReport:
-    where: Node = miss.node
+    where = miss.node
     return LayerReport(
         module_path(where),
         source_line(where),

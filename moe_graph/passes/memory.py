@@ -33,7 +33,7 @@ class Memory:
             self._writes.append((position, call.writes))
             self._union(node, call.writes)
             return
-        if call.op == "item" and call["input"] in self._fresh_tuples:
+        if call.op == "result" and call["input"] in self._fresh_tuples:
             self._union(node, (call["input"], call["index"]))
             return
         if not call.known:

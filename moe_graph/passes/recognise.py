@@ -122,7 +122,7 @@ def _layer(facts: Facts, node: Node, combine: Combined) -> Layer | Miss:
         return miss
     node = _end(facts, node, combine.rows)
     weights = _weights_before_reshape(facts, combine, node)
-    gates = {n: source for n in body if (source := swiglu_input(facts, n)) in combine.body.products}
+    gates = {n: source for n in body if (source := swiglu_input(facts, n)) in body}
     replaced = {node, *dispatches, *gates}
     replaced |= {n for p in products for n in (p.node, p.biased) if n is not None}
     per_slot = [leaf for leaf in by_position if isinstance(facts.given[leaf], PerSlot)]

@@ -46,7 +46,7 @@ def _choice(facts: Facts, ids: Node) -> Node | None:
         call = facts.calls[node]
         if call.op in ("topk", "argmax", "max", "sort", "argsort"):
             return node
-        if call.op not in ("item", "slice", "cast", "reshape"):
+        if call.op not in ("result", "slice", "cast", "reshape"):
             return None
         node = call["input"]
     return None

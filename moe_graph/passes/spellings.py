@@ -135,7 +135,7 @@ MERGED = {
 CANONICAL = {name: op for op, names in MERGED.items() for name in names.split()}
 
 VIEWS = frozenset(
-    "cast chunk detach expand narrow permute reshape slice split unbind select item".split()
+    "cast chunk detach expand narrow permute reshape slice split unbind select result".split()
 )
 """Ops whose result may share memory with their first argument."""
 

@@ -1,0 +1,11 @@
+"""Loads moe_graph before torch; blocks run on the CPU with eager autograd."""
+
+import moe_graph  # noqa: F401
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _fresh_and_seeded() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
