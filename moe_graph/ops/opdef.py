@@ -9,204 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any
 
 import torch
 
 from moe_graph.config import Soc
-from moe_graph.ops.dims import UNKNOWN, UNKNOWN_RANK, Dim, may_equal
+from moe_graph.ops.call import Call
+from moe_graph.ops.dims import UNKNOWN
 from moe_graph.ops.errors import OpError
+from moe_graph.ops.ir import (
+    REQUIRED,
+    Attr,
+    Input,
+    Output,
+    TensorSpec,
+    dtype_name,
+    show_shape,
+)
 from moe_graph.ops.product import current_product
 
-InputKind = Literal["required", "optional", "dynamic"]
-AttrType = Literal["Int", "Bool", "Float", "Str", "ListInt"]
-
-REQUIRED: Final = object()
-"""Default of an attribute that has none."""
-
-_PYTHON_TYPES: Final[dict[AttrType, type]] = {
-    "Int": int,
-    "Bool": bool,
-    "Float": float,
-    "Str": str,
-    "ListInt": tuple,
-}
-_GE_VALUE_TYPES: Final[dict[AttrType, str]] = {
-    "Int": "VT_INT",
-    "Bool": "VT_BOOL",
-    "Float": "VT_FLOAT",
-    "Str": "VT_STRING",
-    "ListInt": "VT_LIST_INT",
-}
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Shape and dtype of a tensor; ``shape == (-2,)`` is an unknown rank."""
-
-    shape: tuple[Dim, ...]
-    dtype: torch.dtype
-
-    @property
-    def rank_known(self) -> bool:
-        """False for a tensor of unknown rank."""
-        return not (
-            len(self.shape) == 1
-            and isinstance(self.shape[0], int)
-            and self.shape[0] == UNKNOWN_RANK[0]
-        )
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> TensorSpec:
-        """Return the spec of a real or fake tensor."""
-        return TensorSpec(tuple(tensor.shape), tensor.dtype)
-
-    def __str__(self) -> str:
-        return f"{dtype_name(self.dtype)}{show_shape(self.shape)}"
-
-
-def show_shape(shape: Sequence[Dim]) -> str:
-    """Return a shape as users write it: ``[8, s0, 4]``."""
-    return "[" + ", ".join(str(dim) for dim in shape) + "]"
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return ``"bfloat16"`` for ``torch.bfloat16``."""
-    return str(dtype).removeprefix("torch.")
-
-
-@dataclass(frozen=True)
-class Input:
-    """An input of the IR.
-
-    Attributes:
-        name: IR name.
-        dtypes: one entry for each supported combination of dtypes ("column"), aligned over the
-            inputs of an op; a single entry stands for every column.
-        kind: ``"dynamic"`` is a list of tensors.
-        dtypes_950: the columns on Ascend 950, where they differ.
-    """
-
-    name: str
-    dtypes: tuple[torch.dtype, ...]
-    kind: InputKind = "required"
-    dtypes_950: tuple[torch.dtype, ...] | None = None
-
-    def columns(self, soc: Soc) -> tuple[torch.dtype, ...]:
-        """Return the columns of this input on `soc`."""
-        if soc is Soc.ASCEND950 and self.dtypes_950 is not None:
-            return self.dtypes_950
-        return self.dtypes
-
-
-@dataclass(frozen=True)
-class Output:
-    """An output of the IR.
-
-    Attributes:
-        name: IR name.
-        required: False when some attributes make the op leave it out.
-        dtype: dtype of the output, None when it follows an input.
-        dynamic: a list of tensors; only the last output may be one.
-    """
-
-    name: str
-    required: bool = True
-    dtype: torch.dtype | None = None
-    dynamic: bool = False
-
-
-@dataclass(frozen=True)
-class Attr:
-    """An attribute of the IR; `default` is :data:`REQUIRED` when it has none."""
-
-    name: str
-    type: AttrType
-    default: Any = REQUIRED
-
-    @property
-    def ge_value_type(self) -> str:
-        """GE's name of the value type, for example ``"VT_LIST_INT"``."""
-        return _GE_VALUE_TYPES[self.type]
-
-
-class Call:
-    """One use of an op: IR inputs and attributes as Python attributes, and the product.
-
-    In a shape rule the inputs are :class:`TensorSpec`, in a kernel tensors; an optional input that
-    is absent is None, a dynamic one is a list.
-    """
-
-    def __init__(
-        self, opdef: OpDef, inputs: Sequence[Any], attrs: Mapping[str, Any], soc: Soc
-    ) -> None:
-        self.opdef = opdef
-        self.soc = soc
-        self._values: dict[str, Any] = {
-            declared.name: value for declared, value in zip(opdef.inputs, inputs, strict=True)
-        }
-        self._values.update(attrs)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(f"{self.opdef.ge_type} has no input or attribute {name}") from None
-
-    def error(
-        self, argument: str, *, got: object, want: object, hint: str = "", limit: bool = False
-    ) -> OpError:
-        """Return an error about `argument`; `limit` says that it is one of this product."""
-        product = self.soc.value if limit else ""
-        return OpError(self.opdef.ge_type, argument, got=got, want=want, hint=hint, product=product)
-
-    def dims(self, argument: str, rank: int) -> tuple[Dim, ...]:
-        """Return the `rank` dims of input `argument`, all unknown when its rank is.
-
-        Raises:
-            OpError: it has another rank.
-        """
-        spec: TensorSpec = self._values[argument]
-        if not spec.rank_known:
-            return (UNKNOWN,) * rank
-        if len(spec.shape) != rank:
-            raise self.error(
-                argument, got=f"shape {show_shape(spec.shape)}", want=f"{rank} dimensions"
-            )
-        return spec.shape
-
-    def expect_equal(self, argument: str, got: Dim, want: Dim, meaning: str) -> None:
-        """Raise unless `got` may equal `want`; `meaning` says what is compared.
-
-        Raises:
-            OpError: the two are known to differ.
-        """
-        if not may_equal(got, want):
-            raise self.error(argument, got=f"{meaning} {got}", want=want)
-
-    def expect_one_of(self, attribute: str, allowed: Sequence[int]) -> int:
-        """Return the attribute, which must be one of `allowed`.
-
-        Raises:
-            OpError: it is none of them.
-        """
-        value: int = self._values[attribute]
-        if value not in allowed:
-            raise self.error(
-                attribute, got=value, want="one of " + ", ".join(str(item) for item in allowed)
-            )
-        return value
-
-    def expect_at_least(self, attribute: str, low: int) -> int:
-        """Return the attribute, which must be `low` or more.
-
-        Raises:
-            OpError: it is less.
-        """
-        value: int = self._values[attribute]
-        if value < low:
-            raise self.error(attribute, got=value, want=f">= {low}")
-        return value
+__all__ = [
+    "REQUIRED",
+    "Attr",
+    "Autograd",
+    "Call",
+    "Input",
+    "OpDef",
+    "Output",
+    "Specs",
+    "TensorSpec",
+    "Tensors",
+    "show_shape",
+]
 
 
 @dataclass(frozen=True)
@@ -282,7 +116,7 @@ class OpDef:
         if attr.type == "Float" and type(value) is int:
             value = float(value)
         is_bool_for_int = attr.type == "Int" and isinstance(value, bool)
-        if not isinstance(value, _PYTHON_TYPES[attr.type]) or is_bool_for_int:
+        if not isinstance(value, attr.python_type) or is_bool_for_int:
             raise OpError(
                 self.ge_type,
                 attr.name,

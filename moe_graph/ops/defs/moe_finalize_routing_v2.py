@@ -24,10 +24,14 @@ import torch
 
 from moe_graph.config import Soc
 from moe_graph.ops.defs.chunks import row_chunks
+from moe_graph.ops.defs.moe_finalize_routing_v2_autograd import (
+    AUTOGRAD,
+    has_drops,
+    is_row_major,
+)
 from moe_graph.ops.dims import UNKNOWN, UNKNOWN_RANK, floordiv, is_unknown, mul
 from moe_graph.ops.opdef import (
     Attr,
-    Autograd,
     Call,
     Input,
     OpDef,
@@ -42,17 +46,9 @@ _NO_RANGE = (-1, -1)
 _RANGES = ("zero_expert_range", "copy_expert_range", "constant_expert_range")
 
 
-def _is_row_major(op: Any) -> bool:
-    return op.drop_pad_mode in (2, 3)
-
-
-def _has_drops(op: Any) -> bool:
-    return op.drop_pad_mode in (1, 3)
-
-
 def _shapes(op: Call) -> Specs:
     op.expect_one_of("drop_pad_mode", (0, 1, 2, 3))
-    ranks = {"expanded_x": 3 if _has_drops(op) else 2, "expanded_row_idx": 1}
+    ranks = {"expanded_x": 3 if has_drops(op.drop_pad_mode) else 2, "expanded_row_idx": 1}
     ranks |= dict.fromkeys(("x1", "x2", "bias", "scales", "expert_idx"), 2)
     present = {name: rank for name, rank in ranks.items() if getattr(op, name) is not None}
     dims = {name: op.dims(name, rank) for name, rank in present.items()}
@@ -73,7 +69,7 @@ def _shapes(op: Call) -> Specs:
             op.expect_equal(name, dims[name][1], hidden, "dim 1")
     if "scales" in dims and "expert_idx" in dims:
         op.expect_equal("expert_idx", dims["expert_idx"][1], dims["scales"][1], "dim 1")
-    if not _has_drops(op):
+    if not has_drops(op.drop_pad_mode):
         op.expect_equal("expanded_row_idx", copies, dims["expanded_x"][0], "dim 0")
     if op.k > 1 and "scales" in dims:
         op.expect_equal("scales", dims["scales"][1], op.k, "dim 1")
@@ -107,13 +103,13 @@ def _rows_by_copy(op: Call, top_k: int) -> torch.Tensor:
     """Return the row of copy (i, k) at ``[k, i]``."""
     row_idx: torch.Tensor = op.expanded_row_idx
     tokens = row_idx.numel() // max(top_k, 1)
-    if _is_row_major(op):
+    if is_row_major(op.drop_pad_mode):
         return row_idx.view(tokens, top_k).t().contiguous()
     return row_idx.view(top_k, tokens)
 
 
 def _check_indices(op: Call, rows: int) -> None:
-    low_allowed = -1 if _has_drops(op) else 0
+    low_allowed = -1 if has_drops(op.drop_pad_mode) else 0
     check_range(op, "expanded_row_idx", low_allowed, rows, "the rows of expanded_x")
     if op.bias is not None:
         check_range(op, "expert_idx", 0, op.bias.shape[0], "the rows of bias")
@@ -147,7 +143,7 @@ def _compute(op: Call) -> Tensors:
     tokens = index.shape[1]
     experts = op.expert_idx.t().contiguous() if op.bias is not None else None
     kept = None
-    if _has_drops(op):
+    if has_drops(op.drop_pad_mode):
         kept = index >= 0
         index = index.clamp(min=0)
     sum_dtype = _sum_dtype(op)
@@ -197,7 +193,7 @@ def _naive(op: Call) -> Tensors:
         if op.x2 is not None:
             total = total + op.x2[i].to(dtype)
         for k in range(top_k):
-            at = i * top_k + k if _is_row_major(op) else k * tokens + i
+            at = i * top_k + k if is_row_major(op.drop_pad_mode) else k * tokens + i
             row = int(op.expanded_row_idx[at])
             if row == -1:
                 continue
@@ -209,99 +205,6 @@ def _naive(op: Call) -> Tensors:
             total = total + part
         output[i] = total
     return [output]
-
-
-def _save(ctx: Any, op: Any, outputs: tuple[torch.Tensor, ...]) -> None:
-    ctx.save_for_backward(
-        op.expanded_x,
-        op.expanded_row_idx,
-        op.scales,
-        op.bias,
-        op.expert_idx if op.bias is not None else None,
-    )
-    ctx.drop_pad_mode = op.drop_pad_mode
-    ctx.k = op.k
-    ctx.has_x1, ctx.has_x2 = op.x1 is not None, op.x2 is not None
-
-
-def _backward(ctx: Any, grad_y: torch.Tensor) -> dict[str, torch.Tensor | None]:
-    expanded_x, row_idx, scales, bias, expert_idx = ctx.saved_tensors
-    weights = scales
-    if weights is None and ctx.k > 1:
-        # The gradient op reads K off the scales.
-        weights = grad_y.new_ones((grad_y.shape[0], ctx.k))
-    top_k = 1 if weights is None else int(weights.shape[1])
-    if not _is_row_major(ctx) and top_k > 1:
-        row_idx = row_idx.view(top_k, grad_y.shape[0]).t().reshape(-1)
-    grads: dict[str, torch.Tensor | None] = {
-        "x1": grad_y if ctx.has_x1 else None,
-        "x2": grad_y if ctx.has_x2 else None,
-    }
-    grad_rows, grad_scales = _grad_rows_and_scales(
-        ctx, grad_y, row_idx, expanded_x, weights, expert_idx, bias
-    )
-    grads["expanded_x"] = grad_rows
-    if scales is not None:
-        grads["scales"] = grad_scales
-    if bias is not None:
-        grads["bias"] = _grad_bias(ctx, grad_y, row_idx, weights, expert_idx, bias)
-    return grads
-
-
-def _grad_rows_and_scales(
-    ctx: Any,
-    grad_y: torch.Tensor,
-    row_idx: torch.Tensor,
-    expanded_x: torch.Tensor,
-    weights: torch.Tensor | None,
-    expert_idx: torch.Tensor | None,
-    bias: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    drops = _has_drops(ctx)
-    # On A2 the gradient op has no column that mixes dtypes, so mixed calls run in fp32.
-    mixed = weights is not None and weights.dtype != grad_y.dtype
-
-    def uniform(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return tensor.to(torch.float32) if mixed and tensor is not None else tensor
-
-    grad_rows, grad_scales = torch.ops.moe_graph.moe_finalize_routing_v2_grad(
-        uniform(grad_y),
-        row_idx,
-        None if weights is None else uniform(expanded_x),
-        uniform(weights),
-        expert_idx,
-        uniform(bias),
-        1 if drops else 0,
-        0,
-        int(expanded_x.shape[0]) if drops else 0,
-        int(expanded_x.shape[1]) if drops else 0,
-    )
-    if mixed:
-        assert weights is not None
-        return grad_rows.to(expanded_x.dtype), grad_scales.to(weights.dtype)
-    return grad_rows, grad_scales
-
-
-def _grad_bias(
-    ctx: Any,
-    grad_y: torch.Tensor,
-    row_idx: torch.Tensor,
-    weights: torch.Tensor | None,
-    expert_idx: torch.Tensor,
-    bias: torch.Tensor,
-) -> torch.Tensor:
-    """``grad_bias[e] = sum over copies of expert e of weight * grad_y``, as one matrix product."""
-    tokens = grad_y.shape[0]
-    if weights is None:
-        weights = grad_y.new_ones((tokens, 1))
-    weights = weights.to(torch.float32)
-    if _has_drops(ctx):
-        kept = (row_idx >= 0).view(tokens, weights.shape[1])
-        weights = weights * kept.to(torch.float32)
-    per_expert = torch.zeros(
-        (tokens, bias.shape[0]), dtype=torch.float32, device=grad_y.device
-    ).scatter_add(1, expert_idx.to(torch.int64), weights)
-    return torch.mm(per_expert.t(), grad_y.to(torch.float32)).to(bias.dtype)
 
 
 _ROWS = (torch.float16, torch.float32, torch.bfloat16, torch.bfloat16)
@@ -331,7 +234,7 @@ OPDEF = register(
         limits=_limits,
         compute=_compute,
         naive=_naive,
-        autograd=Autograd(_save, _backward),
+        autograd=AUTOGRAD,
         doc="ops-transformer moe/moe_finalize_routing_v2: infershape, tiling; "
         "docs/aclnnMoeFinalizeRoutingV2.md; sum order of MoeFinalizeRouting's kernels",
     )

@@ -1,0 +1,93 @@
+"""One use of an op, as its shape rule and its kernel see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from moe_graph.config import Soc
+from moe_graph.ops.dims import UNKNOWN, Dim, may_equal
+from moe_graph.ops.errors import OpError
+from moe_graph.ops.ir import TensorSpec, show_shape
+
+if TYPE_CHECKING:
+    from moe_graph.ops.opdef import OpDef
+
+
+class Call:
+    """One use of an op: IR inputs and attributes as Python attributes, and the product.
+
+    In a shape rule the inputs are :class:`TensorSpec`, in a kernel tensors; an optional input that
+    is absent is None, a dynamic one is a list.
+    """
+
+    def __init__(
+        self, opdef: OpDef, inputs: Sequence[Any], attrs: Mapping[str, Any], soc: Soc
+    ) -> None:
+        self.opdef = opdef
+        self.soc = soc
+        self._values: dict[str, Any] = {
+            declared.name: value for declared, value in zip(opdef.inputs, inputs, strict=True)
+        }
+        self._values.update(attrs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"{self.opdef.ge_type} has no input or attribute {name}") from None
+
+    def error(
+        self, argument: str, *, got: object, want: object, hint: str = "", limit: bool = False
+    ) -> OpError:
+        """Return an error about `argument`; `limit` says that it is one of this product."""
+        product = self.soc.value if limit else ""
+        return OpError(self.opdef.ge_type, argument, got=got, want=want, hint=hint, product=product)
+
+    def dims(self, argument: str, rank: int) -> tuple[Dim, ...]:
+        """Return the `rank` dims of input `argument`, all unknown when its rank is.
+
+        Raises:
+            OpError: it has another rank.
+        """
+        spec: TensorSpec = self._values[argument]
+        if not spec.rank_known:
+            return (UNKNOWN,) * rank
+        if len(spec.shape) != rank:
+            raise self.error(
+                argument, got=f"shape {show_shape(spec.shape)}", want=f"{rank} dimensions"
+            )
+        return spec.shape
+
+    def expect_equal(self, argument: str, got: Dim, want: Dim, meaning: str) -> None:
+        """Raise unless `got` may equal `want`; `meaning` says what is compared.
+
+        Raises:
+            OpError: the two are known to differ.
+        """
+        if not may_equal(got, want):
+            raise self.error(argument, got=f"{meaning} {got}", want=want)
+
+    def expect_one_of(self, attribute: str, allowed: Sequence[int]) -> int:
+        """Return the attribute, which must be one of `allowed`.
+
+        Raises:
+            OpError: it is none of them.
+        """
+        value: int = self._values[attribute]
+        if value not in allowed:
+            raise self.error(
+                attribute, got=value, want="one of " + ", ".join(str(item) for item in allowed)
+            )
+        return value
+
+    def expect_at_least(self, attribute: str, low: int) -> int:
+        """Return the attribute, which must be `low` or more.
+
+        Raises:
+            OpError: it is less.
+        """
+        value: int = self._values[attribute]
+        if value < low:
+            raise self.error(attribute, got=value, want=f">= {low}")
+        return value
