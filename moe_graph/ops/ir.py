@@ -118,7 +118,7 @@ class Attr:
     default: Any = REQUIRED
 
     @property
-    def python_type(self) -> type:
+    def python_type(self) -> Any:
         """Python type of a value; a list is held as a tuple."""
         return _PYTHON_TYPES[self.type]
 

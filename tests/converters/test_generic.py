@@ -242,6 +242,76 @@ def test_a_layer_trains(dtype: torch.dtype, dynamic: bool) -> None:
     assert {ge_type: nodes[ge_type] for ge_type in wanted} == wanted
 
 
+def _combine(
+    mode: int, rows: torch.Tensor, row_idx: torch.Tensor, *others: torch.Tensor | None
+) -> torch.Tensor:
+    x1, x2, bias, scales, ids = others
+    y: torch.Tensor = _ops.moe_finalize_routing_v2(
+        rows, row_idx, x1, x2, bias, scales, ids, drop_pad_mode=mode, k=TOP_K
+    )
+    return y
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("mode", range(4))
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_gradients_of_a_combine_lower(mode: int, scaled: bool, dynamic: bool) -> None:
+    tokens, capacity = 7, 9
+    drops = mode in (1, 3)
+    rows = (EXPERTS, capacity, HIDDEN) if drops else (tokens * TOP_K, HIDDEN)
+    row_idx = _row_idx(tokens)
+    if drops:
+        row_idx[::3] = -1
+    leaves = [
+        _randn(*rows),
+        _randn(tokens, HIDDEN),
+        _randn(tokens, HIDDEN),
+        _randn(EXPERTS, HIDDEN),
+        *([_randn(tokens, TOP_K)] if scaled else []),
+    ]
+    ids = _ids(tokens)
+    compiled = torch.compile(
+        _combine, backend=torchair.get_npu_backend(), dynamic=dynamic, fullgraph=True
+    )
+    gradients = []
+    for run, device in ((compiled, "npu"), (_combine, "cpu")):
+        placed = [leaf.to(device, copy=True).requires_grad_() for leaf in leaves]
+        expanded, x1, x2, bias, *rest = placed
+        scales = rest[0] if scaled else None
+        y = run(mode, expanded, row_idx.to(device), x1, x2, bias, scales, ids.to(device))
+        (y * y.detach()).sum().backward()
+        gradients.append([leaf.grad.cpu() for leaf in placed])
+    for got, want in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_gradient_of_a_bias_lowers(dtype: torch.dtype) -> None:
+    bias_dtype = torch.float16 if dtype is torch.float16 else torch.float32
+
+    def grouped(
+        x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, ends: torch.Tensor
+    ) -> torch.Tensor:
+        y: torch.Tensor = _ops.grouped_matmul_single(x, w, b, ends, transpose_weight=True)
+        return y
+
+    compiled = torch.compile(
+        grouped, backend=torchair.get_npu_backend(), dynamic=True, fullgraph=True
+    )
+    leaves = [
+        _randn(8, HIDDEN, dtype=dtype),
+        _randn(EXPERTS, INNER, HIDDEN, dtype=dtype),
+        _randn(EXPERTS, INNER, dtype=bias_dtype),
+    ]
+    gradients = []
+    for run, device in ((compiled, "npu"), (grouped, "cpu")):
+        placed = [leaf.to(device, copy=True).requires_grad_() for leaf in leaves]
+        run(*placed, _ends(8).to(device)).square().sum().backward()
+        gradients.append([leaf.grad.cpu() for leaf in placed])
+    for got, want in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_bad_values_reach_python_with_the_argument() -> None:
     compiled = torch.compile(
         _init_routing, backend=torchair.get_npu_backend(), dynamic=False, fullgraph=True
