@@ -166,7 +166,7 @@ def _backward(arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """Return the gradients of query, key, value, pse (empty without pse) and sink (empty)."""
     attention = _attend(arguments, arguments["seed"])
     layout, heads = arguments["input_layout"], arguments["head_num"]
-    dy = _to_bnsd(arguments["dy"], layout, heads).float().view_as(attention.query)
+    dy = _to_bnsd(arguments["dy"], layout, heads).float().unflatten(1, attention.query.shape[1:3])
     d_dropped = torch.matmul(dy, attention.value.transpose(-1, -2))
     d_probabilities = d_dropped if attention.keep is None else d_dropped * attention.keep
     p = attention.probabilities

@@ -3,6 +3,8 @@
 #include <mutex>
 #include <utility>
 
+#include "export.h"
+
 namespace cann {
 namespace {
 
@@ -44,7 +46,7 @@ int fail(const char* function, int code, const std::string& message) {
 }  // namespace cann
 
 // Copies the message that take_error() returns, cut at `capacity`; returns its length.
-extern "C" std::size_t moe_graph_cann_take_error(char* text, std::size_t capacity) {
+extern "C" CANN_API std::size_t moe_graph_cann_take_error(char* text, std::size_t capacity) {
   const std::string message = cann::take_error();
   return message.copy(text, capacity);
 }
