@@ -119,7 +119,7 @@ def train(model: MixtralForCausalLM, steps: int) -> bool:
     for step, tokens in enumerate(track(batches(steps), description="training")):
         input_ids = tokens.to("npu")
         losses = []
-        for (_, forward), optimizer in zip(runs, optimizers):
+        for (_, forward), optimizer in zip(runs, optimizers, strict=True):
             loss = forward(input_ids, labels=input_ids).loss
             loss.backward()
             optimizer.step()

@@ -12,6 +12,7 @@ decompositions that TorchAir lacks, and the report.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import weakref
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
+from torch._dynamo.exc import RestartAnalysis
 
 from moe_graph.config import Config
 from moe_graph.converters import register_converters
@@ -30,7 +32,7 @@ from moe_graph.dumps import Dumps
 from moe_graph.passes import rewrite_moe_layers
 from moe_graph.provenance import GE_ATTRIBUTE, layer_in
 from moe_graph.report import KeptLayerError, LayerReport, Report, first_reasons
-from moe_graph.torchair_seam import compile_with_torchair, prepare_compiler_config
+from moe_graph.torchair_seam import Convert, compile_with_torchair, prepare_compiler_config
 
 if TYPE_CHECKING:
     import torchair
@@ -55,22 +57,40 @@ class MoeGraphBackend:
         self.report = Report()
         self._compiler_config = compiler_config
         self._lock = threading.Lock()
+        self._numbers = itertools.count()
         _BACKENDS.add(self)
 
     def __call__(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any
     ) -> Callable[..., Any]:
         """Compile one dynamo graph. Called by ``torch.compile``."""
+        return self.compile(gm, example_inputs, options)
+
+    def compile(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        options: dict[str, Any],
+        convert: Convert | None = None,
+    ) -> Callable[..., Any]:
+        """Run the whole path; `convert` takes the place of TorchAir's conversion of ATen graphs."""
         compilation = self.begin(gm)
         register_converters()
-        return compile_with_torchair(
-            gm,
-            example_inputs,
-            compiler_config=compilation.compiler_config,
-            decompositions=decompositions(),
-            observer=compilation,
-            options=options,
-        )
+        try:
+            return compile_with_torchair(
+                gm,
+                example_inputs,
+                compiler_config=compilation.compiler_config,
+                decompositions=decompositions(),
+                observer=compilation,
+                options=options,
+                convert=convert,
+            )
+        except RestartAnalysis:
+            # Dynamo traces the frame again and comes back with another graph.
+            with self._lock:
+                compilation.withdraw()
+            raise
 
     def begin(self, gm: torch.fx.GraphModule) -> Compilation:
         """Run the passes on `gm`, in place, and open its part of the report.
@@ -79,7 +99,7 @@ class MoeGraphBackend:
             KeptLayerError: a layer was kept and ``Config(on_miss="error")`` is set.
         """
         with self._lock:
-            number = self.report.graphs
+            number = next(self._numbers)
             self.report.graphs += 1
         dumps = Dumps(self.config.dump_path, number)
         dumps.write_fx("before", gm)
@@ -118,6 +138,15 @@ class Compilation:
         self._report = report
         self._layers = layers
         self._dumps = dumps
+
+    def withdraw(self) -> None:
+        """Take this graph out of the report."""
+        self._report.graphs -= 1
+        self._report.layers = [
+            layer
+            for layer in self._report.layers
+            if not any(layer is withdrawn for withdrawn in self._layers)
+        ]
 
     def before_conversion(self, gm: torch.fx.GraphModule) -> None:
         """Keep the ATen graph for whoever reads the dumps."""

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
+import torch_npu
 from rich.console import Console
 from rich.table import Table
 
@@ -110,10 +110,10 @@ def _doctor() -> int:
         table.add_row(name, _version_of(name))
     table.add_row("CANN", "emulated" if moe_graph.emulated else "installed")
     table.add_row("product", Config().product.value)
-    available = torch.npu.is_available()
-    table.add_row("devices", str(torch.npu.device_count()) if available else "none")
+    available = torch_npu.npu.is_available()
+    table.add_row("devices", str(torch_npu.npu.device_count()) if available else "none")
     if available:
-        table.add_row("device 0", torch.npu.get_device_name(0))
+        table.add_row("device 0", torch_npu.npu.get_device_name(0))
     Console().print(table)
     return 0 if available else 1
 

@@ -87,7 +87,7 @@ def _as_call(op: Any) -> str:
 
 def _attr_value(attr: Any) -> Any:
     kind = attr.WhichOneof("value")
-    value = getattr(attr, kind) if kind else None
+    value: Any = getattr(attr, kind) if kind else None
     if kind == "list":
         return list(value.i) or list(value.f) or list(value.b) or list(value.s)
     return value

@@ -15,13 +15,10 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from moe_graph.backend import Compilation, MoeGraphBackend
+from moe_graph.backend import MoeGraphBackend
 from moe_graph.config import Config
-from moe_graph.converters import register_converters
 from moe_graph.converters.coverage import MissingLowering, missing_lowerings
-from moe_graph.converters.decompositions import decompositions
 from moe_graph.report import Report
-from moe_graph.torchair_seam import compile_with_torchair
 
 
 def explain(
@@ -78,22 +75,12 @@ class Doctor(MoeGraphBackend):
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any
     ) -> Callable[..., Any]:
         """Compile one dynamo graph to ATen, look at its ops, return the ATen graph to run."""
-        compilation: Compilation = self.begin(gm)
-        register_converters()
 
         def examine(aten_gm: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
             self.missing.extend(missing_lowerings(aten_gm))
             return aten_gm.forward
 
-        return compile_with_torchair(
-            gm,
-            example_inputs,
-            compiler_config=compilation.compiler_config,
-            decompositions=decompositions(),
-            observer=compilation,
-            options=options,
-            convert=examine,
-        )
+        return self.compile(gm, example_inputs, options, convert=examine)
 
 
 @contextlib.contextmanager
@@ -109,7 +96,7 @@ def every_compile_uses(backend: MoeGraphBackend) -> Iterator[None]:
             return lambda function: original(function, **kwargs)
         return original(model, **kwargs)
 
-    torch.compile = compile_with_ours  # type: ignore[assignment]
+    torch.compile = compile_with_ours
     try:
         yield
     finally:

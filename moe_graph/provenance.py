@@ -2,8 +2,8 @@
 
 Dynamo records a stack trace and the stack of modules on every FX node. :func:`annotate` turns them
 into one short text and leaves it where TorchAir copies it onto each GE node that a converter makes
-(GE attribute ``nn_module_stack``), so that an error of the graph engine and the report's node counts
-can name the layer and the line.
+(GE attribute ``nn_module_stack``), so that an error of the graph engine and the report's node
+counts can name the layer and the line.
 
 FX node meta before::
 

@@ -1,8 +1,9 @@
 """What was found, what it became, where, and why a layer was left alone.
 
 A :class:`Report` holds one :class:`LayerReport` per MoE layer that a backend has looked at. A kept
-layer carries :class:`Reason` records: the check that failed, at which node and source line, what was
-there, what was wanted, and what the user can do. The passes write it; nothing reads it to decide.
+layer carries :class:`Reason` records: the check that failed, at which node and source line, what
+was there, what was wanted, and what the user can do. The passes write it; nothing reads it to
+decide.
 """
 
 from __future__ import annotations

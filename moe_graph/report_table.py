@@ -1,4 +1,4 @@
-"""Prints a :class:`~moe_graph.report.Report` for people: one table row per layer, reasons below it."""
+"""Prints a :class:`~moe_graph.report.Report`: one table row per layer, reasons below it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def render(report: Report) -> str:
     for layer in report.kept:
         console.print(f"kept {layer.path} ({layer.source}):", markup=False)
         for reason in layer.reasons:
-            console.print(f"  - {reason}", markup=False)
+            console.print(f"  - {reason}", markup=False, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().rstrip()
 

@@ -21,6 +21,9 @@ from moe_graph.provenance import annotate, annotate_custom_nodes
 _PRIVATE = ("_compile_graph_with_aot", "_process_send_recv", "_process_kwargs_options")
 _DEFAULTS_LOCK = threading.Lock()
 
+Convert = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
+"""Makes a callable of an ATen graph and its example inputs."""
+
 
 class AotObserver(Protocol):
     """What the backend wants to know about each AOT graph."""
@@ -52,7 +55,7 @@ def compile_with_torchair(
     decompositions: dict[Any, Callable[..., Any]],
     observer: AotObserver,
     options: dict[str, Any],
-    convert: Callable[[torch.fx.GraphModule, Sequence[Any]], Any] | None = None,
+    convert: Convert | None = None,
 ) -> Callable[..., Any]:
     """Compile a dynamo graph as ``torchair.get_npu_backend`` does, with `observer` told of it.
 

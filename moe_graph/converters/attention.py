@@ -1,8 +1,8 @@
 """Scaled dot product attention on NPU tensors, forward and backward.
 
-torch_npu turns ``F.scaled_dot_product_attention`` into ``npu_fusion_attention_v3`` and its gradient,
-which TorchAir cannot convert. What they become depends on the dtype, since the graph engine's
-FlashAttentionScore takes only 16-bit floats.
+torch_npu turns ``F.scaled_dot_product_attention`` into ``npu_fusion_attention_v3`` and its
+gradient, which TorchAir cannot convert. What they become depends on the dtype, since the graph
+engine's FlashAttentionScore takes only 16-bit floats.
 
 16-bit, one node each way (``attention_converters.py``)::
 
@@ -154,7 +154,9 @@ def attention_grad(
     if query.dtype != torch.float32:
         return NotImplemented
     refuse_unsupported("npu_fusion_attention_grad_v3", locals())
-    assert softmax_max is not None and softmax_sum is not None and attention_in is not None
+    assert softmax_max is not None
+    assert softmax_sum is not None
+    assert attention_in is not None
     scores = _scores(query, key, atten_mask, scale_value, sparse_mode)
     weights = (scores - softmax_max[..., :1]).exp() / softmax_sum[..., :1]
     values = _per_query_head(value, query)
