@@ -91,7 +91,9 @@ def from_ge(number: int) -> torch.dtype:
     try:
         return _FROM_GE[number]
     except KeyError:
-        raise ValueError(f"ge::DataType {number} is not a dtype that the engine computes in") from None
+        raise ValueError(
+            f"ge::DataType {number} is not a dtype that the engine computes in"
+        ) from None
 
 
 def to_ge(dtype: torch.dtype) -> int:

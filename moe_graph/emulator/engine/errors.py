@@ -31,7 +31,11 @@ class GraphError(RuntimeError):
     ) -> None:
         self.op, self.node, self.fx = op, node, fx
         self.argument, self.got, self.want, self.hint = argument, got, want, hint
-        where = f"GE op {op} (node {node}" + (f", from FX node {fx})" if fx else ")") if op else "GE graph"
+        where = (
+            f"GE op {op} (node {node}" + (f", from FX node {fx})" if fx else ")")
+            if op
+            else "GE graph"
+        )
         what = f"{argument}: got {got}" if argument else got
         super().__init__(
             f"{where}: {what}" + (f", want {want}" if want else "") + (f"; {hint}" if hint else "")

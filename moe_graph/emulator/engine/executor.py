@@ -75,9 +75,9 @@ class Executor:
     def _run_steps(self, slots: list[Any]) -> None:
         position = 0
         try:
-            for position, (call, inputs, outputs, dead) in enumerate(self._loop):
+            for position, (call, inputs, outputs, dead) in enumerate(self._loop):  # noqa: B007
                 result = call(*[slots[i] for i in inputs])
-                if outputs.__class__ is int:
+                if isinstance(outputs, int):
                     slots[outputs] = result
                 else:
                     for slot, each in zip(outputs, result, strict=True):

@@ -43,7 +43,7 @@ _ATTR_KINDS = {
 
 @dataclass(frozen=True)
 class Argument:
-    """An input or output: `kind` is ``required``, ``optional`` or ``dynamic``; `dtypes` None = any."""
+    """An input: `kind` is ``required``, ``optional`` or ``dynamic``; `dtypes` None stands for any."""
 
     name: str
     kind: str
@@ -71,7 +71,10 @@ class IrDefinition:
         """Return the input that a node's port belongs to (``x2`` of a dynamic ``x``)."""
         for argument in self.input_arguments:
             if argument.kind == "dynamic":
-                if port_name.startswith(argument.name) and port_name[len(argument.name) :].isdigit():
+                if (
+                    port_name.startswith(argument.name)
+                    and port_name[len(argument.name) :].isdigit()
+                ):
                     return argument
             elif argument.name == port_name:
                 return argument
@@ -116,7 +119,7 @@ def _from_torchair(op_type: str) -> IrDefinition | None:
 
 
 #: dtypes that an op takes although its prototype in TorchAir leaves them out: TorchAir's own tests
-#: use them (declare_supported), or the documentation of the corresponding aclnn function lists them.
+#: use them (declare_supported), or the documentation of the aclnn function lists them.
 _ALSO: dict[str, frozenset[torch.dtype]] = {
     "Conv2DTranspose": frozenset({torch.float32}),
     "Conv3DTranspose": frozenset({torch.float32}),
@@ -163,7 +166,9 @@ def parse_prototype(text: str) -> IrDefinition:
         if match is None:
             continue
         macro, name, rest = match["macro"], match["name"], match["rest"]
-        kind = "optional" if "OPTIONAL" in macro else "dynamic" if "DYNAMIC" in macro else "required"
+        kind = (
+            "optional" if "OPTIONAL" in macro else "dynamic" if "DYNAMIC" in macro else "required"
+        )
         if macro.endswith("INPUT"):
             inputs.append((name, kind, rest))
         elif macro.endswith("OUTPUT"):
@@ -193,16 +198,18 @@ def _argument(
 
 
 def _dtypes(text: str) -> frozenset[torch.dtype] | None:
-    """Return the dtypes of ``TensorType({DT_X, Class()})`` or ``TensorType::Class()``, None for any.
+    """Return the dtypes of ``TensorType({DT_X, Class()})`` or ``TensorType::Class()``.
 
     The prototypes that TorchAir ships are older than bf16 support: bf16 is taken to be allowed
-    wherever fp16 is.
+    wherever fp16 is. None stands for any dtype.
     """
     found: set[torch.dtype] = set()
     for name in re.findall(r"(\w+)\(\)", text):
         found |= dtypes.TYPE_CLASSES.get(name, frozenset())
     found |= {
-        dtype for name in re.findall(r"DT_\w+", text) if (dtype := dtypes.from_name(name)) is not None
+        dtype
+        for name in re.findall(r"DT_\w+", text)
+        if (dtype := dtypes.from_name(name)) is not None
     }
     if torch.float16 in found:
         found.add(torch.bfloat16)

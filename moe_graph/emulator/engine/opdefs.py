@@ -1,7 +1,7 @@
 """Kernels of the ops that this project defines: one for every OpDef.
 
-The OpDef checks dtypes, shapes and the limits of the product (`OpDef.infer`, once per distinct set of
-shapes) and computes (`OpDef.kernel`); this file only binds it to a GE node.
+The OpDef checks dtypes, shapes and the limits of the product (`OpDef.infer`, once per distinct set
+of shapes) and computes (`OpDef.kernel`); this file only binds it to a GE node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def kernel_of(op_type: str) -> Kernel | None:
     import inspect
 
     inputs = tuple(
-        KernelInput(each.name, TENSORS if each.kind == "dynamic" else TENSOR, each.kind != "required")
+        KernelInput(
+            each.name, TENSORS if each.kind == "dynamic" else TENSOR, each.kind != "required"
+        )
         for each in opdef.inputs
     )
     attrs = {
@@ -60,7 +62,9 @@ class _OpDefCall:
         for output, spec, result in zip(self._names(specs), specs, results, strict=True):
             _check(output, spec, result)
         filled = [
-            _absent(self._opdef.outputs[min(i, len(self._opdef.outputs) - 1)]) if each is None else each
+            _absent(self._opdef.outputs[min(i, len(self._opdef.outputs) - 1)])
+            if each is None
+            else each
             for i, each in enumerate(results)
         ]
         return filled[0] if len(filled) == 1 else tuple(filled)

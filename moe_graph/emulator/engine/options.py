@@ -1,7 +1,7 @@
 """The options that TorchAir passes to GE with a graph: which the engine obeys, which it refuses.
 
-Most options steer scheduling, memory or fusion and leave the numbers alone; they are not read. Those
-below could change results.
+Most options steer scheduling, memory or fusion and leave the numbers alone; they are not read.
+Those below could change results.
 """
 
 from __future__ import annotations

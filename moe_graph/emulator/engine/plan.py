@@ -1,8 +1,8 @@
 """Turns a parsed graph into a plan: a list of steps over numbered slots.
 
-Everything that does not depend on the numbers happens here, once, when a graph is added: kernels are
-looked up, attributes bound, constants read and folded, the order chosen, slots numbered, and for
-every slot the step after which it is not needed any more.
+Everything that does not depend on the numbers happens here, once, when a graph is added: kernels
+are looked up, attributes bound, constants read and folded, the order chosen, slots numbered, and
+for every slot the step after which it is not needed any more.
 
 Order: the order in which TorchAir wrote the nodes, moved only where a data or control edge asks for
 it. A node that writes a buffer in place comes after the readers that were written before it, and
@@ -56,6 +56,7 @@ class Plan:
 
     @property
     def net_output(self) -> Node:
+        """The node that declares dtypes and shapes of the outputs."""
         return self.graph.net_output
 
 

@@ -43,10 +43,14 @@ _GRAPHS: dict[tuple[int, int], _Loaded] = {}
 _LOCK = threading.Lock()
 
 
-def add_graph(session_id: int, graph_id: int, model_def: bytes, graph_options: Mapping[str, str]) -> None:
+def add_graph(
+    session_id: int, graph_id: int, model_def: bytes, graph_options: Mapping[str, str]
+) -> None:
     """Parse, check and plan a graph.
 
     Args:
+        session_id: number of the ``ge::Session``.
+        graph_id: number of the graph in its session; an old graph of this number is replaced.
         model_def: serialised ``ge.proto.ModelDef``.
         graph_options: the options of ``ge::Session::AddGraph``.
 

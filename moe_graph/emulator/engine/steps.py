@@ -77,6 +77,7 @@ def _is_scalar_for(scalar: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def explain(step: Step, slots: Sequence[Any], error: Exception) -> NoReturn:
+    """Raise `error` as a :class:`GraphError` that names the node and its inputs."""
     if isinstance(error, GraphError) or step.node is None:
         raise error
     node = step.node

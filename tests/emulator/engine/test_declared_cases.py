@@ -73,7 +73,7 @@ def _cases(op: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         try:
             case = _make(support.args), {key: _make(each) for key, each in support.kwargs.items()}
             op(*case[0], **case[1])
-        except Exception:  # noqa: BLE001, S112  (eager on CPU is the judge of what can be compared)
+        except Exception:
             continue
         cases.append(case)
     return cases

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import moe_graph  # noqa: F401  (loads the emulated CANN before torch)
 import torch
 import torchair
 from torch.utils import _pytree as pytree
 
+import moe_graph  # noqa: F401  (loads the emulated CANN before torch)
 from moe_graph.emulator.engine import session
 
 #: dtype -> (rtol, atol) of a single op against eager.

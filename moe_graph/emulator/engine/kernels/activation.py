@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
+import torch.nn.functional as F  # noqa: N812
 
 from moe_graph.emulator.engine.errors import KernelError
 from moe_graph.emulator.engine.kernels._precision import in_fp32
@@ -30,14 +30,14 @@ direct(aten.hardswish_backward, "grad", "x")("HardSwishGrad")
 
 @ge_op("SigmoidGrad", same_dtype=("y", "dy"))
 def sigmoid_grad(y: Tensor, dy: Tensor, *, complex_conj: bool = False) -> Tensor:
-    """dy * y * (1 - y), y being the sigmoid."""
+    """Dy * y * (1 - y), y being the sigmoid."""
     _real_only(complex_conj)
     return aten.sigmoid_backward(dy, y)
 
 
 @ge_op("TanhGrad", same_dtype=("y", "dy"))
 def tanh_grad(y: Tensor, dy: Tensor, *, complex_conj: bool = False) -> Tensor:
-    """dy * (1 - y * y), y being the tanh."""
+    """Dy * (1 - y * y), y being the tanh."""
     _real_only(complex_conj)
     return aten.tanh_backward(dy, y)
 
@@ -50,7 +50,7 @@ def _real_only(complex_conj: bool) -> None:
 @ge_op("Swish")
 @in_fp32
 def swish(x: Tensor, *, scale: float = 1.0) -> Tensor:
-    """x * sigmoid(scale * x)."""
+    """X * sigmoid(scale * x)."""
     return F.silu(x) if scale == 1.0 else x * torch.sigmoid(scale * x)
 
 
@@ -93,7 +93,7 @@ def gelu_grad(dy: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
 @ge_op("FastGelu")
 @in_fp32
 def fast_gelu(x: Tensor) -> Tensor:
-    """x * sigmoid(1.702 x), in the form that does not overflow."""
+    """X * sigmoid(1.702 x), in the form that does not overflow."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -116,7 +116,7 @@ def threshold_grad(gradients: Tensor, features: Tensor, *, threshold: float) -> 
 
 @ge_op("ThresholdV2", same_dtype=("x", "threshold", "value"))
 def threshold_v2(x: Tensor, threshold: Number, value: Number | None) -> Tensor:
-    """x where it is above the threshold, else `value`."""
+    """X where it is above the threshold, else `value`."""
     return F.threshold(x, threshold, 0 if value is None else value)
 
 
@@ -126,16 +126,12 @@ def leaky_relu(x: Tensor, *, negative_slope: float = 0.0) -> Tensor:
 
 
 @ge_op("LeakyReluGrad", same_dtype=("gradients", "features"))
-def leaky_relu_grad(
-    gradients: Tensor, features: Tensor, *, negative_slope: float = 0.0
-) -> Tensor:
+def leaky_relu_grad(gradients: Tensor, features: Tensor, *, negative_slope: float = 0.0) -> Tensor:
     return aten.leaky_relu_backward(gradients, features, negative_slope, False)
 
 
 @ge_op("Elu")
-def elu(
-    x: Tensor, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
-) -> Tensor:
+def elu(x: Tensor, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
     return aten.elu(x, alpha, scale, input_scale)
 
 
@@ -154,7 +150,7 @@ def elu_grad(
 
 @ge_op("PRelu", same_dtype=("x", "weight"))
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
-    """x where positive, else weight * x; `weight` belongs to dim 1 unless it broadcasts."""
+    """X where positive, else weight * x; `weight` belongs to dim 1 unless it broadcasts."""
     return torch.where(x > 0, x, _channel_wise(weight, x) * x)
 
 

@@ -100,9 +100,7 @@ def pad_grad(
 ) -> Tensor:
     """Sum the gradient of a padded tensor back onto the elements that it was copied from."""
     pairs = _pairs(paddings, x.dim(), paddings_contiguous)
-    inner = [
-        size - before - after for size, (before, after) in zip(x.shape, pairs, strict=True)
-    ]
+    inner = [size - before - after for size, (before, after) in zip(x.shape, pairs, strict=True)]
     wanted = {"edge": "replicate"}.get(mode, mode)
     source = _pad_by_copy(torch.arange(_count(inner)).reshape(inner), pairs, wanted)
     total = torch.zeros(_count(inner), dtype=torch.float32 if x.is_floating_point() else x.dtype)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from moe_graph.emulator.engine.errors import KernelError
 from moe_graph.emulator.engine.kernels._precision import in_fp32
 from moe_graph.emulator.engine.registry import Number, Tensor, direct, ge_op
 
-_UNARY = {
+_UNARY: dict[str, Callable[..., Tensor]] = {
     "Abs": torch.abs,
     "Acos": torch.acos,
     "Acosh": torch.acosh,
@@ -44,7 +46,7 @@ _UNARY = {
     "Tan": torch.tan,
 }
 
-_BINARY = {
+_BINARY: dict[str, Callable[..., Tensor]] = {
     "Add": torch.add,
     "Atan2": torch.atan2,
     "BitwiseAnd": torch.bitwise_and,
@@ -64,7 +66,7 @@ _BINARY = {
 }
 
 #: Comparisons take operands of different dtypes: they compare in the wider one.
-_COMPARE = {
+_COMPARE: dict[str, Callable[..., Tensor]] = {
     "Equal": torch.eq,
     "Greater": torch.gt,
     "GreaterEqual": torch.ge,
@@ -113,7 +115,7 @@ def squared_difference(x1: Tensor, x2: Tensor) -> Tensor:
 @ge_op("Exp")
 @in_fp32
 def exp(x: Tensor, *, base: float = -1.0, scale: float = 1.0, shift: float = 0.0) -> Tensor:
-    """base ** (scale * x + shift); base -1 stands for e."""
+    """Base ** (scale * x + shift); base -1 stands for e."""
     exponent = x if scale == 1.0 and shift == 0.0 else x * scale + shift
     return torch.exp(exponent) if base == -1.0 else torch.pow(base, exponent)
 

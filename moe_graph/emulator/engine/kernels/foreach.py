@@ -110,7 +110,7 @@ _X123 = ("x1", "x2", "x3")
 @ge_op("ForeachAddcmulScalar", names=(*_X123, "scalar"))
 @ge_op("ForeachAddcmulScalarList", names=(*_X123, "scalars"))
 def addcmul(x: Tensors, x1: Tensors, x2: Tensors, scalar: Tensor) -> Results:
-    """x + scalar * x1 * x2; one scalar for all tensors, or one each."""
+    """X + scalar * x1 * x2; one scalar for all tensors, or one each."""
     return _ternary(lambda a, b, c, s: a + s * b * c, x, x1, x2, scalar)
 
 
@@ -118,7 +118,7 @@ def addcmul(x: Tensors, x1: Tensors, x2: Tensors, scalar: Tensor) -> Results:
 @ge_op("ForeachAddcdivScalar", names=(*_X123, "scalar"))
 @ge_op("ForeachAddcdivScalarList", names=(*_X123, "scalars"))
 def addcdiv(x: Tensors, x1: Tensors, x2: Tensors, scalar: Tensor) -> Results:
-    """x + scalar * x1 / x2; one scalar for all tensors, or one each."""
+    """X + scalar * x1 / x2; one scalar for all tensors, or one each."""
     return _ternary(lambda a, b, c, s: a + s * b / c, x, x1, x2, scalar)
 
 

@@ -173,9 +173,7 @@ def tensor_scatter_update(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor
 @ge_op("ScatterNdAdd", mutates="var", ignored=_TUNING, same_dtype=("var", "updates"))
 def scatter_nd_add(var: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """var[indices[..., 0], indices[..., 1], ...] += updates."""
-    total = widen(var).index_put(
-        tuple(indices.long().unbind(-1)), widen(updates), accumulate=True
-    )
+    total = widen(var).index_put(tuple(indices.long().unbind(-1)), widen(updates), accumulate=True)
     return var.copy_(total)
 
 
@@ -184,7 +182,9 @@ def tensor_scatter_add(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     return scatter_nd_add(x.clone(), indices, updates)
 
 
-@ge_op("Assign", mutates="ref", ignored=("validate_shape", "use_locking"), same_dtype=("ref", "value"))
+@ge_op(
+    "Assign", mutates="ref", ignored=("validate_shape", "use_locking"), same_dtype=("ref", "value")
+)
 def assign(ref: Tensor, value: Tensor) -> Tensor:
     if ref.shape != value.shape:
         raise KernelError("value", f"shape {tuple(value.shape)}", f"shape {tuple(ref.shape)}")

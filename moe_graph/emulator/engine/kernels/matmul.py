@@ -7,7 +7,6 @@ import torch
 from moe_graph.emulator.engine.errors import KernelError
 from moe_graph.emulator.engine.registry import Tensor, ge_op
 
-
 #: int8 offset, and permission to compute in a narrower format, which is not used.
 _IGNORED = ("offset_x", "enable_hf32", "opImplMode")
 
@@ -30,9 +29,7 @@ def mat_mul(
     return _product(x1.t() if transpose_x1 else x1, x2.t() if transpose_x2 else x2, bias)
 
 
-@ge_op(
-    "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", ignored=_IGNORED, same_dtype=("x1", "x2")
-)
+@ge_op("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", ignored=_IGNORED, same_dtype=("x1", "x2"))
 def batch_mat_mul(
     x1: Tensor,
     x2: Tensor,

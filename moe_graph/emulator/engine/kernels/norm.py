@@ -45,12 +45,12 @@ def layer_norm_grad(
         torch.zeros_like(gamma, dtype=torch.float32),
         [True, True, True],
     )
-    return tuple(grad.to(x.dtype) for grad in grads)  # type: ignore[return-value]
+    return tuple(grad.to(x.dtype) for grad in grads)
 
 
 @ge_op("RmsNorm")
 def rms_norm(x: Tensor, gamma: Tensor, *, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """x / rms(x) * gamma over the trailing dims of gamma; also 1 / rms in fp32."""
+    """X / rms(x) * gamma over the trailing dims of gamma; also 1 / rms in fp32."""
     wide = x.float()
     dims = list(range(x.dim() - gamma.dim(), x.dim()))
     rstd = torch.rsqrt(wide.square().mean(dims, keepdim=True) + epsilon)

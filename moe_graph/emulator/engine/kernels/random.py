@@ -57,9 +57,7 @@ def random_permutation(
 
 
 @ge_op("StatelessDropOutGenMask")
-def dropout_mask(
-    shape: Ints, prob: Number, seed: Int, seed1: Int, offset: Ints | None
-) -> Tensor:
+def dropout_mask(shape: Ints, prob: Number, seed: Int, seed1: Int, offset: Ints | None) -> Tensor:
     """Bits, 1 with probability `prob`, packed into uint8, lowest bit first."""
     count = torch.Size(shape).numel()
     length = -(-count // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
@@ -71,7 +69,7 @@ def dropout_mask(
 
 @ge_op("DropOutDoMask")
 def dropout(x: Tensor, mask: Tensor, keep_prob: Number) -> Tensor:
-    """x / keep_prob where the packed mask has a 1, else 0."""
+    """X / keep_prob where the packed mask has a 1, else 0."""
     if mask.numel() * 8 < x.numel():
         raise KernelError("mask", f"{mask.numel() * 8} bits", f"at least {x.numel()}")
     shifts = torch.arange(8, dtype=torch.uint8)
@@ -86,6 +84,4 @@ def multinomial(
     x: Tensor, seed: Int, offset: Int, *, numsamples: int, replacement: bool = False
 ) -> Tensor:
     """Draw `numsamples` column indices from every row of weights, int64."""
-    return torch.multinomial(
-        x.float(), numsamples, replacement, generator=_generator(seed, offset)
-    )
+    return torch.multinomial(x.float(), numsamples, replacement, generator=_generator(seed, offset))

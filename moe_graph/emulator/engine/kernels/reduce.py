@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from moe_graph.emulator.engine.errors import KernelError
@@ -152,7 +154,14 @@ def cumprod(x: Tensor, axis: Int, *, exclusive: bool = False, reverse: bool = Fa
     return _scan(torch.cumprod, x, axis, exclusive, reverse, neutral=1)
 
 
-def _scan(function, x, axis, exclusive, reverse, neutral):  # type: ignore[no-untyped-def]
+def _scan(
+    function: Callable[..., Tensor],
+    x: Tensor,
+    axis: int,
+    exclusive: bool,
+    reverse: bool,
+    neutral: int,
+) -> Tensor:
     if x.dim() == 0:
         raise KernelError("x", "a scalar", "at least one dimension")
     x = x.flip(axis) if reverse else x

@@ -12,7 +12,7 @@ from moe_graph.emulator.engine.registry import Tensor, ge_op
 @ge_op("RotaryMul", same_dtype=("x", "r1", "r2"))
 @in_fp32
 def rotary_mul(x: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
-    """x * r1 + rotate_half(x) * r2."""
+    """X * r1 + rotate_half(x) * r2."""
     return x * r1 + _rotate_half(x) * r2
 
 
@@ -28,10 +28,8 @@ def rotary_mul_grad(
 
 @ge_op("RotaryPositionEmbedding", same_dtype=("x", "cos", "sin"))
 @in_fp32
-def rotary_position_embedding(
-    x: Tensor, cos: Tensor, sin: Tensor, *, mode: int = 0
-) -> Tensor:
-    """x * cos + rotate(x) * sin; mode 0 rotates halves, mode 1 neighbouring pairs."""
+def rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, *, mode: int = 0) -> Tensor:
+    """X * cos + rotate(x) * sin; mode 0 rotates halves, mode 1 neighbouring pairs."""
     if mode == 0:
         return x * cos + _rotate_half(x) * sin
     if mode == 1:

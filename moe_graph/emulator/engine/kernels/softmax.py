@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
+import torch.nn.functional as F  # noqa: N812
 
 from moe_graph.emulator.engine.errors import KernelError
 from moe_graph.emulator.engine.kernels._precision import in_fp32
@@ -31,7 +31,7 @@ def log_softmax(logits: Tensor, *, axes: list[int] = _LAST) -> Tensor:
 
 @ge_op("LogSoftmaxGrad", same_dtype=("grad", "x"))
 def log_softmax_grad(grad: Tensor, x: Tensor, *, axis: list[int] = _LAST) -> Tensor:
-    """grad - exp(x) * sum(grad), x being the log-softmax."""
+    """Grad - exp(x) * sum(grad), x being the log-softmax."""
     return aten._log_softmax_backward_data(grad, x, _one(axis), x.dtype)
 
 
