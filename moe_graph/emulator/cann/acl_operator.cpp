@@ -1,7 +1,6 @@
 // Descriptions that torch_npu builds before it launches a single operator, and compile options.
+#include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <string>
 #include <vector>
 

@@ -1,9 +1,8 @@
 // ge::Session and CompiledGraphSummary: hand graphs and tensors to the Python engine.
 #include <atomic>
-#include <cstring>
+#include <mutex>
 #include <utility>
 
-#include "device_memory.h"
 #include "engine.h"
 #include "error.h"
 #include "ge_types.h"
@@ -152,21 +151,44 @@ class CANN_API Session {
 
 namespace {
 
-// Options of live sessions, since Session itself has no room for them.
-std::map<std::uint64_t, Options>& session_options() {
-  static auto* const options = new std::map<std::uint64_t, Options>;
-  return *options;
-}
+// Options of live sessions, since Session itself has no room for them. Never destroyed: TorchAir's
+// session outlives static objects.
+class SessionOptions {
+ public:
+  static SessionOptions& instance() {
+    static auto* const options = new SessionOptions;
+    return *options;
+  }
+
+  void set(std::uint64_t session, const Options& options) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    by_session_[session] = options;
+  }
+
+  Options get(std::uint64_t session) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return by_session_[session];
+  }
+
+  void erase(std::uint64_t session) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    by_session_.erase(session);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, Options> by_session_;
+};
 
 }  // namespace
 
 Session::Session(const Options& options) {
   static std::atomic<std::uint64_t> next_id{1};
   id_ = next_id++;
-  session_options()[id_] = options;
+  SessionOptions::instance().set(id_, options);
 }
 
-Session::~Session() { session_options().erase(id_); }
+Session::~Session() { SessionOptions::instance().erase(id_); }
 
 Status Session::AddGraph(std::uint32_t id, const Graph& graph, const Options& options) {
   const cann::EngineCallbacks* const engine = cann::engine();
@@ -174,7 +196,8 @@ Status Session::AddGraph(std::uint32_t id, const Graph& graph, const Options& op
     return kFailed;
   }
   Options merged = options;  // insert keeps what is there: graph, then session, then global
-  merged.insert(session_options()[id_].begin(), session_options()[id_].end());
+  const Options of_session = SessionOptions::instance().get(id_);
+  merged.insert(of_session.begin(), of_session.end());
   merged.insert(global_options().begin(), global_options().end());
   std::vector<const char*> keys_and_values;
   for (const auto& [key, value] : merged) {

@@ -1,11 +1,7 @@
-// Bounded string functions and profiling clocks that CANN's runtime library brings along.
-#include <chrono>
+// Bounded string functions that CANN's runtime library brings along.
 #include <cstdarg>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <functional>
-#include <string_view>
 
 #include "export.h"
 
@@ -45,14 +41,6 @@ CANN_API int snprintf_s(char* target, std::size_t capacity, std::size_t count, c
   const int written = print_bounded(target, capacity, count, format, arguments);
   va_end(arguments);
   return written;
-}
-
-CANN_API std::uint64_t MsprofGetHashId(const char* text, std::size_t length) {
-  return std::hash<std::string_view>{}(std::string_view(text, length));
-}
-
-CANN_API std::uint64_t MsprofSysCycleTime() {
-  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
 }  // extern "C"
