@@ -76,7 +76,7 @@ def elementwise(call: Call, facts: Facts) -> Fact | Miss | None:
     for operand in operands:
         grouped = grouped_order(facts.of(operand)) is not None
         if not _fits_rows(meta.shape(operand), dims, grouped):
-            return _foreign_operand(call, row_wise, operand)
+            return facts.cause(operand) or _foreign_operand(call, row_wise, operand)
     return row_wise
 
 
