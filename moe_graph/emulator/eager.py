@@ -3,12 +3,12 @@
 torch_npu registers a kernel for some 1,500 ``aten`` and 400 ``npu`` operators, which end in CANN
 libraries that do not exist here. :func:`install` puts a kernel in the place of each:
 
-====================================  ====================================================
+====================================  =============================================
 views, storage and metadata           torch_npu's own, which need no device
 ``aten`` operators with a CPU kernel  that kernel, over the device's memory
-those of ``eager_kernels``            written here, for lack of a CPU kernel
+those in ``eager_aten.py`` and so on  written here, for lack of a CPU kernel
 everything else                       an error that names the operator
-====================================  ====================================================
+====================================  =============================================
 
 Only device kernels change. Autograd, meta and decomposition registrations stay as torch_npu has
 them, so a model is traced here exactly as on an Ascend machine.
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode as current_mode
 
-from moe_graph.emulator import eager_attention, eager_kernels
+from moe_graph.emulator import eager_aten, eager_attention, eager_npu
 from moe_graph.emulator.eager_fallback import (
     CpuKernels,
     Kernel,
@@ -40,12 +40,13 @@ _CPU_KEYS = (
     "CompositeImplicitAutograd",
 )
 
-# Kernels of torch_npu that only touch metadata or memory, or are made of replaced operators.
+# Kernels of torch_npu that only touch metadata or memory, or are made of replaced operators; in
+# namespaces ``aten`` and ``npu``.
 _KEPT = frozenset(
-    f"aten::{name}"
-    for name in (
+    (
         "_lazy_clone",
         "_local_scalar_dense",
+        "_npu_storage_resize",
         "_pin_memory",
         "_reshape_alias",
         "as_strided",
@@ -79,17 +80,6 @@ _KEPT = frozenset(
         "view",
         "view_as_complex",
         "view_as_real",
-    )
-) | frozenset(
-    f"npu::{name}"
-    for name in (
-        "empty_with_swapped_memory",
-        "get_npu_format",
-        "get_storage_size",
-        "npu_change_data_ptr",
-        "copy_memory_",
-        "unsafe_empty_with_format",
-        "_npu_storage_resize",
     )
 )
 
@@ -171,14 +161,15 @@ def install() -> None:
     global _kernels
     allocator = DeviceAllocator()
     _kernels = CpuKernels(allocator)
-    own = {**eager_kernels.KERNELS, **eager_attention.KERNELS}
+    own = {**eager_aten.KERNELS, **eager_npu.KERNELS, **eager_attention.KERNELS}
     on_cpu = set().union(*(_registered(key) for key in _CPU_KEYS))
     on_device = _registered(_DEVICE_KEY)
     cpu_only = {name for name in _registered("CPU") if name.startswith("aten::")} - on_device
 
     placed = own.keys() | {"aten::copy_", "aten::empty.memory_format", "aten::empty_strided"}
-    for name in (on_device | cpu_only) - _KEPT - placed:
-        if not name.startswith(("aten::", "npu::")):
+    for name in (on_device | cpu_only) - placed:
+        namespace, _, rest = name.partition("::")
+        if namespace not in ("aten", "npu") or rest in _KEPT:
             continue
         if name in on_cpu:
             _register(name, _kernels.for_operator(name))
