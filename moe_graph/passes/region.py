@@ -46,6 +46,7 @@ def falls_away(facts: Facts, replaced: Iterable[Node], needed: set[Node]) -> set
             if source in dead or source in needed:
                 continue
             group = _written_group(facts, source) or {source}
+            group |= {user for node in group for user in node.users if _only_asserts(facts, user)}
             droppable = all(n not in needed and _is_droppable(facts, n) for n in group)
             if droppable and all(u in dead or u in group for n in group for u in n.users):
                 dead |= group
@@ -59,6 +60,11 @@ def _written_group(facts: Facts, node: Node) -> set[Node]:
     if facts.calls[node].writes is None and not any(writes):
         return set()
     return set(facts.memory.sharing(node))
+
+
+def _only_asserts(facts: Facts, node: Node) -> bool:
+    """Tell whether a node does nothing but check the dtype and strides of a traced tensor."""
+    return facts.calls[node].op == "_assert_tensor_metadata"
 
 
 def _is_droppable(facts: Facts, node: Node) -> bool:

@@ -79,7 +79,7 @@ COUNTS: dict[str, Piece] = {
     ),
     "one_hot": lambda r: F.one_hot(r.flat, EXPERTS).sum(0),
     "one_hot-2d": lambda r: F.one_hot(r.ids, EXPERTS).sum(dim=(0, 1)),
-    "map": lambda r: r.weights.new_zeros(len(r.ids), EXPERTS).scatter_(1, r.ids, 1).sum(0),
+    "map": lambda r: r.weights.new_zeros(r.ids.shape[0], EXPERTS).scatter_(1, r.ids, 1).sum(0),
 }
 
 INVERSES: dict[str, Piece] = {
@@ -87,10 +87,10 @@ INVERSES: dict[str, Piece] = {
     "argsort": lambda r: torch.argsort(r.order),
     "sort": lambda r: r.order.sort()[1],
     "index_copy": lambda r: (
-        torch.empty_like(r.order).index_copy_(0, r.order, torch.arange(len(r.order)))
+        torch.empty_like(r.order).index_copy_(0, r.order, torch.arange(r.order.shape[0]))
     ),
     "scatter": lambda r: (
-        torch.zeros_like(r.order).scatter(0, r.order, torch.arange(len(r.order)))
+        torch.zeros_like(r.order).scatter(0, r.order, torch.arange(r.order.shape[0]))
     ),
 }
 
@@ -102,7 +102,7 @@ def _by_setitem(order: Tensor) -> Tensor:
 
 
 def _unpermute(r: Routing, y: Tensor) -> Tensor:
-    return y[INVERSES["setitem"](r)].view(len(r.x), TOP_K, HIDDEN)
+    return y[INVERSES["setitem"](r)].view(r.x.shape[0], TOP_K, HIDDEN)
 
 
 def _put_back(r: Routing, y: Tensor) -> Tensor:
