@@ -237,11 +237,13 @@ class _Bridge:
     ) -> None:
         inputs = self._inputs[session, graph].tensors(_read_records(input_words, input_count))
         outputs = _read_records(output_words, output_count)
-        if outputs and all(record[0] or 0 in record[_RECORD_HEAD:] for record in outputs):
-            targets = [_view(record) for record in outputs]
-            _engine().run(session, graph, inputs, outputs=targets)
-        else:
-            self._hand_over(_engine().run(session, graph, inputs), sink)
+        # a graph of unknown sizes brings memory only for the inputs that it updates
+        targets = [
+            _view(record) if record[0] or 0 in record[_RECORD_HEAD:] else None for record in outputs
+        ]
+        results = _engine().run(session, graph, inputs, outputs=targets or None)
+        if not targets or None in targets:
+            self._hand_over(results, sink)
 
     def _hand_over(self, results: Sequence[torch.Tensor], sink: int) -> None:
         """Give the memory of `results` to the caller, until it calls release with the token.

@@ -28,13 +28,16 @@ class Executor:
         self._dtypes_checked = False
 
     def run(
-        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None = None
+        self,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor | None] | None = None,
     ) -> list[torch.Tensor]:
         """Execute the graph.
 
         Args:
             inputs: one CPU tensor per Data node.
-            outputs: tensors to write the results into, one per graph output; None allocates.
+            outputs: tensors to write the results into, one per graph output; None for an output
+                (or for all) allocates.
 
         Returns:
             The results: `outputs` where given, else contiguous tensors that share no memory with
@@ -55,7 +58,7 @@ class Executor:
             self._check_results(results)
             if outputs is None:
                 return self._own(results)
-            return _write(results, outputs, inputs)
+            return self._write(results, outputs, inputs)
 
     def _fill_slots(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         plan = self._plan
@@ -63,6 +66,8 @@ class Executor:
             raise GraphError(f"{len(inputs)} inputs", want=f"{len(plan.input_slots)}")
         slots = plan.template.copy()
         for slot, node, tensor in zip(plan.input_slots, plan.input_nodes, inputs, strict=True):
+            if node.output_descs[0].shape == () and tensor.numel() == 1:
+                tensor = tensor.reshape(())  # TorchAir passes a size as a vector of one element
             mismatch = _mismatch(tensor, node.output_descs[0])
             if mismatch:
                 raise GraphError(
@@ -119,32 +124,35 @@ class Executor:
             for index, result in enumerate(results)
         ]
 
+    def _write(
+        self,
+        results: list[torch.Tensor],
+        outputs: Sequence[torch.Tensor | None],
+        inputs: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Copy results to where the caller wants them.
+
+        An output may be the memory of an input (a mutated buffer) while another result is still a
+        view of that input, so all such results are copied aside before the first is written.
+        """
+        starts = {_start(tensor) for tensor in inputs}
+        if None in outputs or any(_start(each) in starts for each in outputs if each is not None):
+            results = self._own(results)
+        written: list[torch.Tensor] = []
+        for result, output in zip(results, outputs, strict=True):
+            written.append(result if output is None else output.copy_(result))
+        return written
+
+
+def _start(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
 
 def _contiguous(result: torch.Tensor) -> torch.Tensor:
     """Return `result` as a dense tensor that begins its own storage."""
     if result.is_contiguous() and result.storage_offset() == 0:
         return result
     return result.clone(memory_format=torch.contiguous_format)
-
-
-def _write(
-    results: list[torch.Tensor], outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Copy results to where the caller wants them.
-
-    An output may be the memory of an input (a mutated buffer) while another result is still a view
-    of that input, so results that share memory with an input are copied aside first when any output
-    overlaps an input.
-    """
-    starts = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-    if any(output.untyped_storage().data_ptr() in starts for output in outputs):
-        results = [
-            result.clone() if result.untyped_storage().data_ptr() in starts else result
-            for result in results
-        ]
-    for result, output in zip(results, outputs, strict=True):
-        output.copy_(result)
-    return list(outputs)
 
 
 def _mismatch(tensor: torch.Tensor, desc: Desc) -> tuple[str, str] | None:

@@ -43,7 +43,7 @@ _ATTR_KINDS = {
 
 @dataclass(frozen=True)
 class Argument:
-    """An input: `kind` is ``required``, ``optional`` or ``dynamic``; `dtypes` None stands for any."""
+    """An input; `kind` is ``required``, ``optional`` or ``dynamic``, `dtypes` None allows any."""
 
     name: str
     kind: str

@@ -79,7 +79,7 @@ def run(
     session_id: int,
     graph_id: int,
     inputs: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor] | None = None,
+    outputs: Sequence[torch.Tensor | None] | None = None,
 ) -> list[torch.Tensor]:
     """Execute a graph on CPU tensors; see :meth:`Executor.run`."""
     return _loaded(session_id, graph_id).executor.run(inputs, outputs)
