@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from moe_graph.ops.defs.chunks import row_chunks
+from moe_graph.ops.defs.chunks import serial_tiles
 from moe_graph.ops.dims import UNKNOWN_RANK, Dim, floordiv, is_unknown
 from moe_graph.ops.opdef import (
     Attr,
@@ -71,10 +71,11 @@ def _compute(op: Call) -> Tensors:
     halves = _halves(op.x, _split_dim(op))
     y = op.x.new_empty(_half(op))
     rows, _, width = halves.shape
-    for chunk in row_chunks(rows, width):
-        gate, up = halves[chunk].unbind(1)
+    flat_y = y.view(rows, width)
+    for chunk, columns in serial_tiles(rows, width):
+        gate, up = halves[chunk, :, columns].unbind(1)
         silu = torch.nn.functional.silu(gate.to(torch.float32))
-        torch.mul(silu, up, out=y.view(rows, width)[chunk])
+        torch.mul(silu, up, out=flat_y[chunk, columns])
     return [y]
 
 
@@ -92,15 +93,15 @@ def _grad_compute(op: Call) -> Tensors:
     y_grad = op.y_grad.reshape(rows, width)
     grad_x = torch.empty_like(op.x, memory_format=torch.contiguous_format)
     grad_halves = _halves(grad_x, dim)
-    for chunk in row_chunks(rows, width):
-        gate, up = halves[chunk].to(torch.float32).unbind(1)
-        grad = y_grad[chunk].to(torch.float32)
+    for chunk, columns in serial_tiles(rows, width):
+        gate, up = halves[chunk, :, columns].to(torch.float32).unbind(1)
+        grad = y_grad[chunk, columns].to(torch.float32)
         sigmoid = torch.sigmoid(gate)
         silu = gate * sigmoid
         # d silu(a) / da = sigmoid(a) + silu(a) * (1 - sigmoid(a))
         slope = torch.addcmul(sigmoid, silu, sigmoid, value=-1).add_(silu)
-        torch.mul(slope.mul_(grad), up, out=grad_halves[chunk, 0])
-        torch.mul(silu, grad, out=grad_halves[chunk, 1])
+        torch.mul(slope.mul_(grad), up, out=grad_halves[chunk, 0, columns])
+        torch.mul(silu, grad, out=grad_halves[chunk, 1, columns])
     return [grad_x]
 
 
