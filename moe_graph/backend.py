@@ -29,6 +29,7 @@ from moe_graph.converters import register_converters
 from moe_graph.converters.coverage import LoweringError, missing_lowerings
 from moe_graph.converters.decompositions import decompositions
 from moe_graph.dumps import Dumps
+from moe_graph.float_inputs import make_constant
 from moe_graph.passes import rewrite_moe_layers
 from moe_graph.provenance import GE_ATTRIBUTE, layer_in
 from moe_graph.report import KeptLayerError, LayerReport, Report, first_reasons
@@ -74,6 +75,7 @@ class MoeGraphBackend:
         convert: Convert | None = None,
     ) -> Callable[..., Any]:
         """Run the whole path; `convert` takes the place of TorchAir's conversion of ATen graphs."""
+        make_constant(gm)
         compilation = self.begin(gm)
         register_converters()
         try:
