@@ -99,7 +99,7 @@ _LATE_OPERATORS = (
     "transformers::grouped_mm_fallback_backward",
 )
 
-_libraries: dict[str, Any] = {}
+_libraries: dict[str, torch.library.Library] = {}
 _kernels: CpuKernels | None = None
 
 
@@ -108,8 +108,7 @@ def _register(name: str, kernel: Kernel, key: str = _DEVICE_KEY) -> None:
     namespace, _, rest = name.partition("::")
     if namespace not in _libraries:
         _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
-    # Library.impl checks and records each call; two thousand of them would take half a second.
-    _libraries[namespace].m.impl(rest, key, kernel, False)
+    _libraries[namespace].impl(rest, kernel, key, allow_override=True)
 
 
 def _cpu_kernels() -> CpuKernels:
