@@ -153,31 +153,68 @@ def test_errors_keep_their_fields_across_processes() -> None:
     assert isinstance(error, ValueError)
 
 
+def _layer(
+    x: torch.Tensor, ids: torch.Tensor, scales: torch.Tensor, w: torch.Tensor, d: torch.Tensor
+) -> torch.Tensor:
+    expanded, row_idx, ends, _ = _ops.moe_init_routing_v2(
+        x, ids, expert_num=EXPERTS, expert_tokens_count_or_cumsum_flag=1
+    )
+    ends = ends.to(torch.int64)
+    inner = _ops.swi_glu(_ops.grouped_matmul_single(expanded, w, None, ends))
+    rows = _ops.grouped_matmul_single(inner, d, None, ends)
+    y: torch.Tensor = _ops.moe_finalize_routing_v2(
+        rows, row_idx, None, None, None, scales, None, drop_pad_mode=2
+    )
+    return y
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+@pytest.mark.parametrize("top_k", [1, EXPERTS])
+def test_a_layer_of_few_tokens_trains(tokens: int, top_k: int) -> None:
+    x, scales, weight, down = (
+        _leaf(tokens, HIDDEN),
+        _leaf(tokens, top_k),
+        _leaf(EXPERTS, HIDDEN, 8),
+        _leaf(EXPERTS, 4, HIDDEN),
+    )
+    ids = torch.arange(top_k, dtype=torch.int32).expand(tokens, top_k).contiguous()
+    y = _layer(x, ids, scales, weight, down)
+    assert y.shape == (tokens, HIDDEN)
+    y.sum().backward()
+    for leaf in (x, scales, weight, down):
+        assert torch.isfinite(leaf.grad).all()
+    assert torch.equal(weight.grad[top_k:], torch.zeros(EXPERTS - top_k, HIDDEN, 8))
+    if tokens:
+        gate, up = torch.einsum("h,ehi->ei", x[0], weight)[:top_k].chunk(2, -1)
+        rows = torch.einsum("ei,eih->eh", torch.nn.functional.silu(gate) * up, down[:top_k])
+        torch.testing.assert_close(y[0], scales[0] @ rows)
+
+
+def test_inputs_of_any_stride() -> None:
+    x, ids = torch.randn(HIDDEN, TOKENS).t(), routing(TOP_K, TOKENS, EXPERTS, 0).t()
+    scales = torch.rand(TOP_K, TOKENS).t()
+    weight, down = torch.randn(EXPERTS, 8, HIDDEN).mT, torch.randn(EXPERTS, HIDDEN, 4).mT
+    strided = (x, ids, scales, weight, down)
+    dense = tuple(tensor.contiguous() for tensor in strided)
+    torch.testing.assert_close(_layer(*strided), _layer(*dense))
+    grad = torch.ones(1, 1).expand(COPIES, HIDDEN)
+    row_idx = torch.stack([_row_idx(), _row_idx()], 1)[:, 0]
+    torch.testing.assert_close(
+        ops.moe_init_routing_grad(grad, row_idx, TOP_K), torch.full((TOKENS, HIDDEN), float(TOP_K))
+    )
+
+
 def test_compiled_training_step_equals_eager() -> None:
     weight, down = torch.randn(EXPERTS, HIDDEN, 8), torch.randn(EXPERTS, 4, HIDDEN)
 
-    def layer(
-        x: torch.Tensor, ids: torch.Tensor, scales: torch.Tensor, w: torch.Tensor, d: torch.Tensor
-    ) -> torch.Tensor:
-        expanded, row_idx, ends, _ = _ops.moe_init_routing_v2(
-            x, ids, expert_num=EXPERTS, expert_tokens_count_or_cumsum_flag=1
-        )
-        ends = ends.to(torch.int64)
-        inner = _ops.swi_glu(_ops.grouped_matmul_single(expanded, w, None, ends))
-        rows = _ops.grouped_matmul_single(inner, d, None, ends)
-        y: torch.Tensor = _ops.moe_finalize_routing_v2(
-            rows, row_idx, None, None, None, scales, None, drop_pad_mode=2
-        )
-        return y
-
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, backend=counter, dynamic=True, fullgraph=True)
+    compiled = torch.compile(_layer, backend=counter, dynamic=True, fullgraph=True)
     for tokens in (5, 3, 17, 64):
         grads = []
         torch.manual_seed(tokens)
         x, scales = torch.randn(tokens, HIDDEN), torch.rand(tokens, TOP_K)
         ids = routing(tokens, TOP_K, EXPERTS, tokens)
-        for run in (layer, compiled):
+        for run in (_layer, compiled):
             leaves = [t.clone().requires_grad_() for t in (x, scales, weight, down)]
             run(leaves[0], ids, leaves[1], leaves[2], leaves[3]).square().sum().backward()
             grads.append([leaf.grad for leaf in leaves])
