@@ -3,7 +3,7 @@
 Before::
 
     sort = torch.sort(ids)          ids.sort()         torch.ops.aten.sort.default(ids, -1)
-    y = perm // 2                   perm.floor_divide(2)    torch.div(perm, 2, rounding_mode="floor")
+    y = perm // 2                   perm.floor_divide(2)    perm.div(2, rounding_mode="floor")
     z = x[perm]                     torch.ops.aten.index.Tensor(x, [perm])
     out.add_(bias)                  out += bias
 

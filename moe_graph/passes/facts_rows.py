@@ -102,9 +102,9 @@ def _by_order(call: Call, facts: Facts, source: Node, order: Order) -> Fact | Mi
         return ExpertIds(root, Layout.ROWS, order) if same else None
     if isinstance(fact, TokenOfSlot):
         return TokenOfRow(root, order) if fact.top_k == root.top_k else None
-    if isinstance(fact, Repeated) and fact.times == root.top_k:
-        if _leads(fact.source, root.tokens):
-            return Rows(root, order, fact.source, call.node)
+    repeated = isinstance(fact, Repeated) and fact.times == root.top_k
+    if repeated and _leads(fact.source, root.tokens):
+        return Rows(root, order, fact.source, call.node)
     if grouped_order(fact) is not None:
         return Miss(
             "one-permutation",

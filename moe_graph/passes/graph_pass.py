@@ -14,6 +14,7 @@ from moe_graph.passes.misses import Miss
 from moe_graph.passes.recognise import Layer, find_layers
 from moe_graph.passes.rewrite import LayerRewrite
 from moe_graph.passes.routers import router_name
+from moe_graph.passes.verify import Verifier
 from moe_graph.provenance import module_path, source_line
 from moe_graph.report import LayerReport
 
@@ -26,9 +27,10 @@ def rewrite_graph(gm: GraphModule, config: Config) -> list[LayerReport]:
     for body in checkpoint_bodies(gm):
         reports += rewrite_graph(body, config)
     facts = Facts(gm.graph)
+    verifier = Verifier(gm) if config.verify else None
     # From the last to the first: what a layer reads may be the result of an earlier one.
     own = [
-        _kept(facts, found) if isinstance(found, Miss) else _rewrite(gm, facts, found, config)
+        _kept(facts, found) if isinstance(found, Miss) else _rewrite(gm, facts, found, verifier)
         for found in reversed(find_layers(gm.graph, facts))
     ]
     reports += reversed(own)
@@ -51,7 +53,7 @@ def checkpoint_bodies(gm: GraphModule) -> Iterator[GraphModule]:
                 yield body
 
 
-def _rewrite(gm: GraphModule, facts: Facts, layer: Layer, config: Config) -> LayerReport:
+def _rewrite(gm: GraphModule, facts: Facts, layer: Layer, verifier: Verifier | None) -> LayerReport:
     path = module_path(layer.order.maker)
     router = router_name(facts, layer.root)
     rewrite = LayerRewrite(gm.graph, facts, layer, path)
@@ -68,7 +70,11 @@ def _rewrite(gm: GraphModule, facts: Facts, layer: Layer, config: Config) -> Lay
         fx_nodes_before=len(layer.body) + len(layer.dead),
         fx_nodes_after=len(layer.body) + len(rewrite.nodes),
     )
+    if verifier is not None:
+        verifier.before(layer)
     rewrite.apply()
+    if verifier is not None:
+        verifier.after(layer, rewrite, path)
     return report
 
 

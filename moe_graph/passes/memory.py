@@ -1,8 +1,8 @@
 """Which nodes may share memory, and when that memory is written.
 
-Dynamo graphs write in place. A value that is read after a write is another value than before it, for
-every node that views the same memory. Groups only grow: two nodes that may share memory are taken
-to share it.
+Dynamo graphs write in place. A value that is read after a write is another value than before it,
+for every node that views the same memory. Groups only grow: two nodes that may share memory are
+taken to share it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why a fact was not given: the check, what was found, what was wanted; text is made only on demand."""
+"""Why a fact was not given: the check, what was found and wanted; text is made on demand."""
 
 from __future__ import annotations
 

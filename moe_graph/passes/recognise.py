@@ -215,7 +215,7 @@ def _check(
                 "in-place-write",
                 written,
                 root,
-                lambda: f"{value.name} is written inside the layer",
+                lambda value=value: f"{value.name} is written inside the layer",
                 "ids and weights that stay as the router made them",
             )
     return None
@@ -256,9 +256,9 @@ def _product(facts: Facts, node: Node) -> Product:
         if add.op != "add" or add["alpha"] != 1 or add["input"] is not node:
             continue
         bias = facts.given.get(add["other"]) if isinstance(add["other"], Node) else None
-        if isinstance(bias, PerExpert) and add["other"] is bias.leaf:
-            if _adds_directly(facts, add, bias):
-                return Product(node, weight, transposed, bias.table, user)
+        by_expert = isinstance(bias, PerExpert) and add["other"] is bias.leaf
+        if by_expert and _adds_directly(facts, add, bias):
+            return Product(node, weight, transposed, bias.table, user)
     return Product(node, weight, transposed)
 
 

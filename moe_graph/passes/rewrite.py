@@ -209,9 +209,9 @@ def _finalize_dtype(rows: Node, weights: Node | None, end: Node) -> torch.dtype:
     in fp32 and rounded once. fp16 rows are summed in fp16 on A2 and A3, so they go through fp32.
     """
     kinds = [meta.dtype(rows), meta.dtype(end)]
-    if kinds[0] == kinds[1] and kinds[0] in (torch.bfloat16, torch.float32):
-        if weights is None or _mixes(kinds[0], meta.dtype(weights)):
-            return kinds[0]
+    mixes = weights is None or _mixes(kinds[0], meta.dtype(weights))
+    if mixes and kinds[0] == kinds[1] and kinds[0] in (torch.bfloat16, torch.float32):
+        return kinds[0]
     kind = torch.promote_types(*kinds)
     if weights is not None:
         kind = torch.promote_types(kind, meta.dtype(weights))

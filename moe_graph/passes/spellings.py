@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 REQUIRED = object()
 """Stands for an argument that has no default."""
@@ -92,14 +91,72 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "topk": {"input": REQUIRED, "k": REQUIRED, "dim": -1, "largest": True, "sorted": True},
     "where": {"condition": REQUIRED, "input": REQUIRED, "other": REQUIRED},
 }
-"""Canonical op -> its arguments in order with their defaults, for the ops that rules read by name."""
+"""Canonical op -> its arguments in order with their defaults, where rules read them by name."""
 
 ELEMENTWISE = frozenset(
-    "abs add addcmul celu clamp clamp_max clamp_min cos div elu eq erf exp exp2 expm1 ge gelu "
-    "gt hardsigmoid hardswish hardtanh isfinite isnan le leaky_relu lerp log log1p logical_and "
-    "logical_not logical_or logsigmoid lt masked_fill maximum minimum mish mul nan_to_num ne neg pow "
-    "reciprocal relu relu6 rsqrt rsub selu sigmoid sign silu sin softplus softsign sqrt square sub "
-    "tanh tanhshrink where xlogy".split()
+    [
+        "abs",
+        "add",
+        "addcmul",
+        "celu",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "cos",
+        "div",
+        "elu",
+        "eq",
+        "erf",
+        "exp",
+        "exp2",
+        "expm1",
+        "ge",
+        "gelu",
+        "gt",
+        "hardsigmoid",
+        "hardswish",
+        "hardtanh",
+        "isfinite",
+        "isnan",
+        "le",
+        "leaky_relu",
+        "lerp",
+        "log",
+        "log1p",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "logsigmoid",
+        "lt",
+        "masked_fill",
+        "maximum",
+        "minimum",
+        "mish",
+        "mul",
+        "nan_to_num",
+        "ne",
+        "neg",
+        "pow",
+        "reciprocal",
+        "relu",
+        "relu6",
+        "rsqrt",
+        "rsub",
+        "selu",
+        "sigmoid",
+        "sign",
+        "silu",
+        "sin",
+        "softplus",
+        "softsign",
+        "sqrt",
+        "square",
+        "sub",
+        "tanh",
+        "tanhshrink",
+        "where",
+        "xlogy",
+    ]
 )
 """Ops whose result at a position depends on the operands at that position only."""
 
@@ -135,12 +192,27 @@ MERGED = {
 CANONICAL = {name: op for op, names in MERGED.items() for name in names.split()}
 
 VIEWS = frozenset(
-    "cast chunk detach expand narrow permute reshape slice split unbind select result".split()
+    [
+        "cast",
+        "chunk",
+        "detach",
+        "expand",
+        "narrow",
+        "permute",
+        "reshape",
+        "slice",
+        "split",
+        "unbind",
+        "select",
+        "result",
+    ]
 )
 """Ops whose result may share memory with their first argument."""
 
-RANDOM = frozenset("bernoulli dropout exponential normal rand rand_like randint randn randn_like "
-                   "uniform multinomial".split())  # fmt: skip
+RANDOM = frozenset(
+    ["bernoulli", "dropout", "exponential", "multinomial", "normal", "rand", "rand_like"]
+    + ["randint", "randn", "randn_like", "uniform"]
+)
 """Ops that draw random numbers: they are neither moved nor dropped."""
 
 OPERATORS: dict[Callable[..., Any], tuple[str, dict[str, Any]]] = {
@@ -194,9 +266,30 @@ ARGUMENT_NAMES = {
 
 
 OTHERS = frozenset(
-    "amax amin empty empty_like layer_norm log_softmax logsumexp mean new_empty new_ones new_zeros "
-    "norm ones ones_like remainder repeat rms_norm set_grad_enabled stack var zeros "
-    "zeros_like".split()
+    [
+        "amax",
+        "amin",
+        "empty",
+        "empty_like",
+        "layer_norm",
+        "log_softmax",
+        "logsumexp",
+        "mean",
+        "new_empty",
+        "new_ones",
+        "new_zeros",
+        "norm",
+        "ones",
+        "ones_like",
+        "remainder",
+        "repeat",
+        "rms_norm",
+        "set_grad_enabled",
+        "stack",
+        "var",
+        "zeros",
+        "zeros_like",
+    ]
 )
 """Ops that rules know without reading their arguments by name."""
 
@@ -208,7 +301,7 @@ def _functions() -> dict[Callable[..., Any], str]:
     """Return every function of torch that spells an op that the passes know by name."""
     names = KNOWN | set(CANONICAL)
     found: dict[Callable[..., Any], str] = {}
-    for module in (torch, F, torch.special, torch.linalg, torch._C._nn):
+    for module in (torch, torch.nn.functional, torch.special, torch.linalg, torch._C._nn):
         for name in sorted(names):
             function = getattr(module, name, None)
             if callable(function) and function not in OPERATORS:

@@ -1,8 +1,9 @@
 """Loads moe_graph before torch; blocks run on the CPU with eager autograd."""
 
-import moe_graph  # noqa: F401
 import pytest
 import torch
+
+import moe_graph  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

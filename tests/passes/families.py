@@ -55,7 +55,9 @@ class Family:
 
     def build(self, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
         """Return the block with small random weights."""
-        modeling = importlib.import_module(f"transformers.models.{self.model}.modeling_{self.model}")
+        modeling = importlib.import_module(
+            f"transformers.models.{self.model}.modeling_{self.model}"
+        )
         configuration = importlib.import_module(
             f"transformers.models.{self.model}.configuration_{self.model}"
         )

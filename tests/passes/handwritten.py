@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers.integrations.moe  # noqa: F401  registers transformers::grouped_mm_fallback
 from torch import Tensor, nn
+from torch.nn import functional
 
 TOKENS, HIDDEN, INNER, EXPERTS, TOP_K = 12, 16, 8, 6, 3
 
@@ -65,20 +65,18 @@ DISPATCHES: dict[str, Piece] = {
     "unsqueeze-expand": lambda r: (
         r.x.unsqueeze(1).expand(-1, TOP_K, -1).reshape(-1, HIDDEN)[r.order]
     ),
-    "token-numbers": lambda r: (
-        r.x[torch.arange(r.x.shape[0]).repeat_interleave(TOP_K)[r.order]]
-    ),
+    "token-numbers": lambda r: r.x[torch.arange(r.x.shape[0]).repeat_interleave(TOP_K)[r.order]],
     "slice-all": lambda r: r.x[r.order // TOP_K, :],
 }
 
 COUNTS: dict[str, Piece] = {
     "histc": lambda r: torch.histc(r.sorted_ids.float(), bins=EXPERTS, min=0, max=EXPERTS - 1),
     "histc-unsorted": lambda r: torch.histc(r.flat.float(), bins=EXPERTS, min=0, max=EXPERTS),
-    "scatter_add": lambda r: (
-        torch.zeros(EXPERTS, dtype=torch.long).scatter_add(0, r.flat, torch.ones_like(r.flat))
+    "scatter_add": lambda r: torch.zeros(EXPERTS, dtype=torch.long).scatter_add(
+        0, r.flat, torch.ones_like(r.flat)
     ),
-    "one_hot": lambda r: F.one_hot(r.flat, EXPERTS).sum(0),
-    "one_hot-2d": lambda r: F.one_hot(r.ids, EXPERTS).sum(dim=(0, 1)),
+    "one_hot": lambda r: functional.one_hot(r.flat, EXPERTS).sum(0),
+    "one_hot-2d": lambda r: functional.one_hot(r.ids, EXPERTS).sum(dim=(0, 1)),
     "map": lambda r: r.weights.new_zeros(r.ids.shape[0], EXPERTS).scatter_(1, r.ids, 1).sum(0),
 }
 
@@ -86,11 +84,11 @@ INVERSES: dict[str, Piece] = {
     "setitem": lambda r: _by_setitem(r.order),
     "argsort": lambda r: torch.argsort(r.order),
     "sort": lambda r: r.order.sort()[1],
-    "index_copy": lambda r: (
-        torch.empty_like(r.order).index_copy_(0, r.order, torch.arange(r.order.shape[0]))
+    "index_copy": lambda r: torch.empty_like(r.order).index_copy_(
+        0, r.order, torch.arange(r.order.shape[0])
     ),
-    "scatter": lambda r: (
-        torch.zeros_like(r.order).scatter(0, r.order, torch.arange(r.order.shape[0]))
+    "scatter": lambda r: torch.zeros_like(r.order).scatter(
+        0, r.order, torch.arange(r.order.shape[0])
     ),
 }
 
@@ -136,8 +134,8 @@ COMBINES: dict[str, Combine] = {
     ),
     "einsum": lambda r, y: torch.einsum("tkh,tk->th", _unpermute(r, y), r.weights),
     "bmm": lambda r, y: torch.bmm(r.weights.unsqueeze(1), _unpermute(r, y)).squeeze(1),
-    "index_add": lambda r, y: (
-        torch.zeros_like(r.x).index_add_(0, r.order // TOP_K, _weighted_rows(r, y))
+    "index_add": lambda r, y: torch.zeros_like(r.x).index_add_(
+        0, r.order // TOP_K, _weighted_rows(r, y)
     ),
     "scatter_add": lambda r, y: torch.zeros_like(r.x).scatter_add(
         0, (r.order // TOP_K).unsqueeze(-1).expand(-1, HIDDEN), _weighted_rows(r, y)
@@ -168,7 +166,7 @@ class HandwrittenMoe(nn.Module):
     def experts(self, routing: Routing, rows: Tensor) -> Tensor:
         """Return the experts' rows."""
         gate, up = grouped_mm(rows, self.w13.transpose(1, 2), offs=routing.ends).chunk(2, -1)
-        return grouped_mm(F.silu(gate) * up, self.w2, offs=routing.ends)
+        return grouped_mm(functional.silu(gate) * up, self.w2, offs=routing.ends)
 
     def forward(self, x: Tensor) -> Tensor:
         routing = self.route(x)

@@ -7,8 +7,8 @@ a product per expert between dispatch and combine.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class TopPSampling(nn.Module):
@@ -31,7 +31,7 @@ class BeamSearch(nn.Module):
 
     def forward(self, scores: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         vocabulary = scores.shape[-1]
-        top, flat = scores.view(1, -1).topk(self.beams)
+        _, flat = scores.view(1, -1).topk(self.beams)
         beam, token = flat.view(-1) // vocabulary, flat.view(-1) % vocabulary
         return states.index_select(0, beam), token
 
@@ -126,7 +126,7 @@ class VectorQuantisation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         nearest = torch.cdist(x, self.codes).argmin(-1)
-        return F.one_hot(nearest, 8).to(x.dtype) @ self.codes
+        return functional.one_hot(nearest, 8).to(x.dtype) @ self.codes
 
 
 def _rows() -> Tensor:

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from moe_graph.report import LayerReport
 from tests.passes.capturing import compile_rewritten
 from tests.passes.handwritten import (
-    COMBINES,
     DISPATCHES,
     EXPERTS,
     HIDDEN,
@@ -77,7 +76,7 @@ def _mean_over_experts_rows(module: Any, r: Routing, rows: Tensor) -> Tensor:
 
 
 def _dropout(module: Any, r: Routing, rows: Tensor) -> Tensor:
-    return F.dropout(module.experts(r, rows), 1.0, training=True)
+    return functional.dropout(module.experts(r, rows), 1.0, training=True)
 
 
 def _inclusive_histogram(r: Routing) -> Tensor:

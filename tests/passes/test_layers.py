@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from moe_graph.config import Config
@@ -101,7 +101,7 @@ def test_shared_expert_and_residual_stay() -> None:
             self.shared = nn.Linear(HIDDEN, HIDDEN)
 
         def forward(self, x: Tensor) -> Tensor:
-            return x + self.moe(x) + F.silu(self.shared(x))
+            return x + self.moe(x) + functional.silu(self.shared(x))
 
     capture = check_all_rewritten(WithShared(), layers=1)
     assert capture.ops["silu"] == 1
@@ -110,7 +110,7 @@ def test_shared_expert_and_residual_stay() -> None:
 
 def _weights_before_down(module: Any, r: Routing, rows: Tensor) -> Tensor:
     gate, up = grouped_mm(rows, module.w13.transpose(1, 2), offs=r.ends).chunk(2, -1)
-    hidden = F.silu(gate) * up * r.weights.view(-1)[r.order].unsqueeze(-1)
+    hidden = functional.silu(gate) * up * r.weights.view(-1)[r.order].unsqueeze(-1)
     return grouped_mm(hidden, module.w2, offs=r.ends)
 
 
@@ -135,13 +135,13 @@ class Biased(HandwrittenMoe):
 def _bias_added(module: Any, r: Routing, rows: Tensor) -> Tensor:
     h = grouped_mm(rows, module.w13.transpose(1, 2), offs=r.ends) + module.b13[r.sorted_ids]
     gate, up = h.chunk(2, -1)
-    return grouped_mm(F.silu(gate) * up, module.w2, offs=r.ends)
+    return grouped_mm(functional.silu(gate) * up, module.w2, offs=r.ends)
 
 
 def _bias_scaled(module: Any, r: Routing, rows: Tensor) -> Tensor:
     h = grouped_mm(rows, module.w13.transpose(1, 2), offs=r.ends) + 2 * module.b13[r.sorted_ids]
     gate, up = h.split(INNER, dim=-1)
-    return grouped_mm(up * F.silu(gate), module.w2, offs=r.ends)
+    return grouped_mm(up * functional.silu(gate), module.w2, offs=r.ends)
 
 
 def test_bias_goes_into_the_product() -> None:
@@ -160,24 +160,24 @@ def test_other_use_of_the_bias_stays_in_the_body() -> None:
 
 def _up_first(module: Any, r: Routing, rows: Tensor) -> Tensor:
     up, gate = grouped_mm(rows, module.w13.transpose(1, 2), offs=r.ends).chunk(2, -1)
-    return grouped_mm(F.silu(gate) * up, module.w2, offs=r.ends)
+    return grouped_mm(functional.silu(gate) * up, module.w2, offs=r.ends)
 
 
 def _relu_gate(module: Any, r: Routing, rows: Tensor) -> Tensor:
     gate, up = grouped_mm(rows, module.w13.transpose(1, 2), offs=r.ends).chunk(2, -1)
-    return grouped_mm(F.relu(gate) * up, module.w2, offs=r.ends)
+    return grouped_mm(functional.relu(gate) * up, module.w2, offs=r.ends)
 
 
 def _two_products(module: Any, r: Routing, rows: Tensor) -> Tensor:
     w1, w3 = module.w13[:, :INNER], module.w13[:, INNER:]
     gate = grouped_mm(rows, w1.transpose(1, 2).contiguous(), offs=r.ends)
     up = grouped_mm(rows, w3.transpose(1, 2), offs=r.ends)
-    return grouped_mm(F.silu(gate) * up, module.w2, offs=r.ends)
+    return grouped_mm(functional.silu(gate) * up, module.w2, offs=r.ends)
 
 
 def _norms(module: Any, r: Routing, rows: Tensor) -> Tensor:
-    rows = F.layer_norm(rows, (HIDDEN,)) * torch.linspace(0.5, 1.5, HIDDEN)
-    return F.rms_norm(module.experts(r, rows.float()), (HIDDEN,)).clamp(-2, 2) - 0.5
+    rows = functional.layer_norm(rows, (HIDDEN,)) * torch.linspace(0.5, 1.5, HIDDEN)
+    return functional.rms_norm(module.experts(r, rows.float()), (HIDDEN,)).clamp(-2, 2) - 0.5
 
 
 @pytest.mark.parametrize("body", [_up_first, _relu_gate, _two_products, _norms])

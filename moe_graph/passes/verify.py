@@ -1,0 +1,144 @@
+"""Run a rewritten layer against the nodes that it replaced, on random inputs.
+
+The part of the graph that the rewrite changes is copied twice, before and after; what it reads from
+outside becomes inputs. Layers of equal structure are run once. Used with ``Config(verify=True)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import optimization_hint
+from torch.fx.node import map_arg
+
+from moe_graph.passes import meta
+from moe_graph.passes.recognise import Layer
+from moe_graph.passes.rewrite import LayerRewrite
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-8}
+"""Largest difference by dtype, relative to the largest element of the result."""
+
+
+class VerificationError(RuntimeError):
+    """A rewritten layer does not compute what it replaced.
+
+    Attributes:
+        layer: module path of the layer.
+        error: largest difference.
+        limit: largest difference that is allowed.
+    """
+
+    def __init__(self, layer: str, error: float, limit: float) -> None:
+        self.layer, self.error, self.limit = layer, error, limit
+        super().__init__(
+            f"MoE layer {layer}: rewritten and original differ on random inputs: "
+            f"got {error:.3g}, want at most {limit:.3g}; please report this, and compile without "
+            "the layer's rewrite until it is fixed"
+        )
+
+
+class Verifier:
+    """Checks the rewrites of one graph module; layers of equal structure are run once."""
+
+    def __init__(self, owner: GraphModule) -> None:
+        self._owner = owner
+        self._done: set[Hashable] = set()
+        self._before: GraphModule | None = None
+        self._inputs: list[Node] = []
+
+    def before(self, layer: Layer) -> None:
+        """Copy the part of the graph that is about to change."""
+        nodes = [n for n in self._owner.graph.nodes if n in layer.body or n in layer.dead]
+        self._inputs = _boundary(nodes)
+        key = _structure(nodes, self._inputs)
+        self._before = None
+        if key not in self._done:
+            self._done.add(key)
+            self._before = self._extract(nodes, layer.end)
+
+    def after(self, layer: Layer, rewrite: LayerRewrite, path: str) -> None:
+        """Run both forms of the part that changed.
+
+        Raises:
+            VerificationError: they differ.
+        """
+        if self._before is None:
+            return
+        members = layer.body | set(rewrite.nodes)
+        nodes = [n for n in self._owner.graph.nodes if n in members]
+        new = self._extract(nodes, rewrite.replacements[layer.end])
+        values = _random_inputs(self._inputs, layer)
+        with torch.no_grad():
+            # Copies, for the parts may write in place.
+            expected = self._before(*_copies(values)).float()
+            result = new(*_copies(values)).float()
+        both_nan = result.isnan() & expected.isnan()
+        difference = (result - expected).abs().masked_fill(both_nan, 0.0)
+        error = difference.max().item() if expected.numel() else 0.0
+        scale = expected.nan_to_num().abs().max().item() if expected.numel() else 0.0
+        limit = TOLERANCE.get(meta.dtype(rewrite.replacements[layer.end]), 1e-5) * max(scale, 1.0)
+        if not error <= limit:
+            raise VerificationError(path, error, limit)
+
+    def _extract(self, nodes: list[Node], result: Node) -> GraphModule:
+        """Return a module that computes `result` from the inputs by way of `nodes`."""
+        graph = Graph()
+        copies = {node: graph.placeholder(node.name) for node in self._inputs}
+        for node in nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(copies[result])
+        return GraphModule(self._owner, graph)
+
+
+def _boundary(nodes: list[Node]) -> list[Node]:
+    """Return what `nodes` read from outside, in the order of reading."""
+    inside = set(nodes)
+    return list(dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside))
+
+
+def _structure(nodes: list[Node], inputs: list[Node]) -> Hashable:
+    """Return a key that is equal for parts that compute the same from inputs of equal shape."""
+    number = {node: index for index, node in enumerate([*inputs, *nodes])}
+
+    def describe(node: Node) -> Hashable:
+        value = meta.example(node)
+        kind = (tuple(map(str, value.shape)), value.dtype) if meta.is_tensor(node) else str(value)
+        args = (map_arg(node.args, number.get), map_arg(node.kwargs, number.get))
+        return (str(node.target) if node in number else "", str(args), kind)
+
+    return tuple(describe(node)[2] for node in inputs), tuple(map(describe, nodes))  # type: ignore[index]
+
+
+def _random_inputs(inputs: Iterable[Node], layer: Layer) -> list[Any]:
+    """Return values for the inputs: distinct experts for the ids, small numbers elsewhere."""
+    generator = torch.Generator().manual_seed(0)
+    values: list[Any] = []
+    for node in inputs:
+        value = meta.example(node)
+        if not isinstance(value, torch.Tensor):
+            values.append(_concrete(value))
+            continue
+        dims = [_concrete(dim) for dim in value.shape]
+        if node is layer.root.ids:
+            scores = torch.rand(*dims[:-1], layer.experts, generator=generator)
+            values.append(scores.topk(dims[-1])[1].to(value.device, value.dtype))
+        elif value.dtype.is_floating_point:
+            drawn = torch.randn(dims, generator=generator) / max(dims[-1], 1) ** 0.5
+            values.append(drawn.to(value.device, value.dtype))
+        else:
+            values.append(torch.zeros(dims, dtype=value.dtype, device=value.device))
+    return values
+
+
+def _concrete(value: Any) -> Any:
+    """Return the number that a symbolic int stood for while tracing, 1 for a symbolic float."""
+    if isinstance(value, torch.SymFloat):
+        return 1.0
+    return optimization_hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def _copies(values: list[Any]) -> list[Any]:
+    return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]

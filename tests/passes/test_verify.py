@@ -1,0 +1,54 @@
+"""``Config(verify=True)`` runs each rewritten layer against what it replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from moe_graph.config import Config
+from moe_graph.passes import rewrite, rewrite_moe_layers, verify
+from tests.passes.families import FAMILIES
+from tests.passes.families import HIDDEN as FAMILY_HIDDEN
+from tests.passes.handwritten import HIDDEN, TOKENS, HandwrittenMoe
+from tests.passes.test_layers import Stack
+
+
+def compile_verified(module: nn.Module, dynamic: bool = False) -> Any:
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
+        layers = rewrite_moe_layers(gm, Config(verify=True))
+        assert {layer.status for layer in layers} == {"rewritten"}
+        return gm.forward
+
+    return torch.compile(module, backend=backend, fullgraph=True, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("model", ["mixtral", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_right_rewrites_pass(model: str, dtype: torch.dtype, dynamic: bool) -> None:
+    block = next(f for f in FAMILIES if f.model == model).build(dtype).eval()
+    compile_verified(block, dynamic)(torch.randn(2, 9, FAMILY_HIDDEN, dtype=dtype))
+
+
+def test_wrong_rewrite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite, "_ROW_ORDER_NO_DROP", 0)  # the column order of the rows
+    with pytest.raises(Exception, match="rewritten and original differ") as raised:
+        compile_verified(HandwrittenMoe())(torch.randn(TOKENS, HIDDEN))
+    assert isinstance(raised.value.__cause__ or raised.value.inner_exception, RuntimeError)
+
+
+def test_equal_layers_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    original = verify._random_inputs
+
+    def counting(*args: Any) -> Any:
+        runs.append(1)
+        return original(*args)
+
+    monkeypatch.setattr(verify, "_random_inputs", counting)
+    module = Stack(*(HandwrittenMoe() for _ in range(4)))
+    compile_verified(module)(torch.randn(TOKENS, HIDDEN))
+    assert len(runs) == 1
