@@ -8,6 +8,7 @@ taken wherever there is one.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,26 @@ def _matmul_backward(
     )
 
 
+def _slice_backward(
+    grad: Tensor, input_sizes: list[int], dim: int, start: int, end: int, step: int
+) -> Any:
+    """Gradient of ``x[start::step]``: put zeros between the rows of `grad`.
+
+    TorchAir's converter overflows int32 on the open end when the length is symbolic and the step is
+    not 1, as in interleaved rotary embeddings. It takes every other slice.
+    """
+    if step == 1 or start < 0 or end < sys.maxsize:
+        return NotImplemented
+    dim = dim % len(input_sizes)
+    spread = grad.unsqueeze(dim + 1)
+    gaps = spread.new_zeros([*spread.shape[: dim + 1], step - 1, *spread.shape[dim + 2 :]])
+    rows = torch.cat([spread, gaps], dim + 1).flatten(dim, dim + 1)
+    if start > 0:
+        before = rows.new_zeros([*rows.shape[:dim], start, *rows.shape[dim + 1 :]])
+        rows = torch.cat([before, rows], dim)
+    return rows.narrow(dim, 0, input_sizes[dim])
+
+
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return op -> decomposition for TorchAir's ``custom_decompositions``."""
@@ -83,5 +104,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         npu._npu_dtype_cast_backward.default: _cast_backward,
         aten.repeat_interleave.self_int: _repeat_interleave,
         aten.matmul_backward.default: _matmul_backward,
+        aten.slice_backward.default: _slice_backward,
         **ATTENTION_DECOMPOSITIONS,
     }
