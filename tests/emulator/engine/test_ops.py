@@ -53,7 +53,9 @@ def each(*functions: Callable[..., Any]) -> Callable[..., Any]:
 
 
 M = normal(3, 5)
-UNARY = "abs ceil cos cosh erf exp expm1 floor neg relu round sigmoid sign sin sinh tan tanh".split()
+UNARY = (
+    "abs ceil cos cosh erf exp expm1 floor neg relu round sigmoid sign sin sinh tan tanh".split()
+)
 BINARY = "add sub mul div maximum minimum floor_divide remainder pow eq ne lt le gt ge".split()
 INT_BINARY = "add sub mul floor_divide remainder eq lt bitwise_and bitwise_or div".split()
 
