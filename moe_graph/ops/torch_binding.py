@@ -80,7 +80,8 @@ def define(
         opdef: the op that is computed.
         to_ir: turns the positional and keyword arguments of the torch op into IR inputs and
             complete IR attributes.
-        autograd: gradient of this form; None takes the one of `opdef`.
+        autograd: gradient of this form; None takes the one of `opdef`, and where that has none
+            a backward pass through the op is an error.
     """
     unwrap = _single_or_tuple(schema)
 
@@ -100,9 +101,7 @@ def define(
     _library.impl(name, eager, "CompositeExplicitAutograd")
     qualified = f"{NAMESPACE}::{name}"
     torch.library.register_fake(qualified, fake, lib=_library)
-    autograd = autograd or opdef.autograd
-    if autograd is not None:
-        _register_autograd(qualified, autograd)
+    _register_autograd(qualified, autograd or opdef.autograd or _no_gradient(qualified))
     return getattr(torch.ops.moe_graph, name).default
 
 
@@ -143,6 +142,15 @@ def _register_autograd(qualified: str, autograd: Autograd) -> None:
         return result if len(result) > 1 else result[0]
 
     torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_library)
+
+
+def _no_gradient(qualified: str) -> Autograd:
+    """Fail in the backward pass; PyTorch's own fallback warns and returns zeros."""
+
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
+        raise NotImplementedError(f"{qualified} has no gradient")
+
+    return Autograd(save=lambda ctx, arguments, outputs: None, backward=backward)
 
 
 class Arguments:

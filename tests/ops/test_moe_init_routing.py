@@ -243,3 +243,13 @@ def test_gradient_rejects_wrong_rows() -> None:
         ops.moe_init_routing_grad(torch.zeros(5, 2), row_idx, 2)
     with pytest.raises(OpError, match="indices from 0 to 9"):
         ops.moe_init_routing_grad(torch.zeros(2, 2), torch.tensor([0, 9], dtype=torch.int32), 1)
+
+
+def test_950_skips_indices_out_of_range() -> None:
+    grad = torch.ones(4, 1)
+    row_idx = torch.tensor([0, 9, -3, 2], dtype=torch.int32)
+    with ops.use_product(Soc.ASCEND950):
+        got = ops.moe_init_routing_grad(grad, row_idx, 2)
+    assert got.tolist() == [[1.0], [1.0]]
+    with pytest.raises(OpError, match="indices from -3 to 9"):
+        ops.moe_init_routing_grad(grad, row_idx, 2)

@@ -190,6 +190,15 @@ def test_a_layer_of_few_tokens_trains(tokens: int, top_k: int) -> None:
         torch.testing.assert_close(y[0], scales[0] @ rows)
 
 
+@pytest.mark.parametrize("name", ["init_routing_grad", "swi_glu_grad", "finalize_routing_grad"])
+def test_a_missing_gradient_is_an_error(name: str) -> None:
+    op, (first, *rest) = SAMPLES[name]()
+    output = op(first.requires_grad_(), *rest)
+    output = output[0] if isinstance(output, tuple) else output
+    with pytest.raises(NotImplementedError, match=f"{op._qualified_op_name} has no gradient"):
+        output.sum().backward()
+
+
 def test_inputs_of_any_stride() -> None:
     x, ids = torch.randn(HIDDEN, TOKENS).t(), routing(TOP_K, TOKENS, EXPERTS, 0).t()
     scales = torch.rand(TOP_K, TOKENS).t()
