@@ -15,14 +15,10 @@ B, N, SQ, SKV, D = 2, 4, 5, 7, 8
 TOLERANCE = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (3e-3, 3e-3)}
 #: the mask that the causal sparse modes want: a triangle, True = left out
 TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
-FORWARD_OPTIONAL = (
-    "real_shift drop_mask padding_mask prefix actual_seq_qlen actual_seq_kvlen "
-    "q_start_idx kv_start_idx"
-).split()
-GRAD_OPTIONAL = (
-    "pse_shift drop_mask padding_mask softmax_in prefix actual_seq_qlen actual_seq_kvlen "
-    "q_start_idx kv_start_idx"
-).split()
+NOT_FED = dict.fromkeys(
+    ("drop_mask", "padding_mask", "prefix", "actual_seq_qlen", "actual_seq_kvlen", "q_start_idx",
+     "kv_start_idx")
+)  # fmt: skip
 
 
 def to_layout(x: Tensor, layout: str) -> Tensor:
@@ -42,11 +38,11 @@ def fused(
 
     def build(q: Any, k: Any, v: Any, dy: Any, mask: Any = None) -> list[Any]:
         peak, total, _, out = ge.FlashAttentionScore(
-            q, k, v, atten_mask=mask, **dict.fromkeys(FORWARD_OPTIONAL), **common
+            q, k, v, atten_mask=mask, real_shift=None, **NOT_FED, **common
         )
         grads = ge.FlashAttentionScoreGrad(
             q, k, v, dy, atten_mask=mask, softmax_max=peak, softmax_sum=total, attention_in=out,
-            **dict.fromkeys(GRAD_OPTIONAL), **{"next_tockens": 2147483647, **common},
+            pse_shift=None, softmax_in=None, **NOT_FED, **{"next_tockens": 2147483647, **common},
         )  # fmt: skip
         return [out, *grads[:3]]
 

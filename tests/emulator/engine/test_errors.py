@@ -53,7 +53,8 @@ def test_an_unknown_op_names_its_fx_node() -> None:
     [
         (ge.Add, (X, X.double()), r"Add \(node \w+\): x2: got DT_DOUBLE, want one of DT_FLOAT"),
         (ge.Sigmoid, (X.int(),), r"Sigmoid .*x: got DT_INT32, want one of .*DT_FLOAT"),
-        (ge.Add, (X, X[:2]), r"Add .*must match.*\(inputs: x1 DT_FLOAT\[3, 4\], x2 DT_FLOAT\[2, 4\]"),
+        (ge.Add, (X, X[:2]),
+         r"Add .*must match.*\(inputs: x1 DT_FLOAT\[3, 4\], x2 DT_FLOAT\[2, 4\]"),
         (lambda a, b: ge.MatMul(a, b, None), (X, X),
          r"MatMul .*x2: got contracted dimension 3, want 4, that of x1"),
         (lambda x: ge.Reshape(x, [5, 2]), (X,), r"Reshape .*invalid for input of size 12"),

@@ -54,16 +54,24 @@ def each(*functions: Callable[..., Any]) -> Callable[..., Any]:
 
 M = normal(3, 5)
 UNARY = (
-    "abs ceil cos cosh erf exp expm1 floor neg relu round sigmoid sign sin sinh tan tanh".split()
-)
-BINARY = "add sub mul div maximum minimum floor_divide remainder pow eq ne lt le gt ge".split()
-INT_BINARY = "add sub mul floor_divide remainder eq lt bitwise_and bitwise_or div".split()
+    torch.abs, torch.ceil, torch.cos, torch.cosh, torch.erf, torch.exp, torch.expm1, torch.floor,
+    torch.neg, torch.relu, torch.round, torch.sigmoid, torch.sign, torch.sin, torch.sinh,
+    torch.tan, torch.tanh,
+)  # fmt: skip
+BINARY = (
+    torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.floor_divide,
+    torch.remainder, torch.pow, torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge,
+)  # fmt: skip
+INT_BINARY = (
+    torch.add, torch.sub, torch.mul, torch.floor_divide, torch.remainder, torch.eq, torch.lt,
+    torch.bitwise_and, torch.bitwise_or, torch.div,
+)  # fmt: skip
 
 Row = tuple[Callable[..., Any], tuple[Any, ...], tuple[torch.dtype, ...]]
 
 OPS: dict[str, Row] = {
     # elementwise
-    "unary": (each(*(getattr(torch, name) for name in UNARY)), (M,), FLOATS),
+    "unary": (each(*UNARY), (M,), FLOATS),
     "unary_positive": (
         each(torch.log, torch.log2, torch.log10, torch.log1p, torch.sqrt, torch.rsqrt,
              torch.reciprocal, lambda x: torch.acosh(x + 1)),
@@ -72,9 +80,9 @@ OPS: dict[str, Row] = {
         each(torch.acos, torch.asin, torch.atan, torch.asinh, torch.atanh, torch.erfinv),
         (unit(3, 5),), FLOATS),
     "binary": (
-        each(*(getattr(torch, name) for name in BINARY)), (positive(3, 5), positive(5)), FLOATS),
+        each(*BINARY), (positive(3, 5), positive(5)), FLOATS),
     "binary_ints": (
-        each(*(getattr(torch, name) for name in INT_BINARY)),
+        each(*INT_BINARY),
         (integers(-9, 9, 3, 1), integers(1, 9, 5)), INTS),
     "logical": (
         each(torch.logical_and, torch.logical_or, torch.bitwise_and, torch.bitwise_or,
@@ -146,7 +154,8 @@ OPS: dict[str, Row] = {
         (M,), FLOATS),
     "copies": (
         each(lambda x, y: x.clone(), lambda x, y: x.clone().copy_(y),
-             lambda x, y: x.select_scatter(y, 0, 1), lambda x, y: x.slice_scatter(y[None], 0, 1, 2)),
+             lambda x, y: x.select_scatter(y, 0, 1),
+             lambda x, y: x.slice_scatter(y[None], 0, 1, 2)),
         (M, normal(5)), FLOATS),
     # index
     "gathers": (
@@ -162,7 +171,8 @@ OPS: dict[str, Row] = {
         (M, permutations(3, 5, 3), normal(3, 3)), FLOATS),
     "selects": (
         each(lambda x, y: torch.where(x > 0, x, y), lambda x, y: torch.where(x > 0, x, 0.0),
-             lambda x, y: x.masked_fill(y > 0, -1.0), lambda x, y: x.masked_fill(y < 0, -torch.inf)),
+             lambda x, y: x.masked_fill(y > 0, -1.0),
+             lambda x, y: x.masked_fill(y < 0, -torch.inf)),
         (M, M), FLOATS),
     "sorts": (
         each(lambda x: x.sort(), lambda x: x.sort(0, True), lambda x: x.argsort()),
@@ -238,7 +248,7 @@ GRADIENTS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
     "division": (torch.div, (M, positive(5))),
     "power": (lambda x: x.pow(3), (M,)),
     "slices": (lambda x: x[1:, ::2] * 2, (M,)),
-    "gather": (lambda x: x.gather(1, torch.tensor([[0, 1], [1, 1], [3, 0]], device=x.device)), (M,)),
+    "gather": (lambda x: x.gather(1, torch.arange(3, device=x.device)[:, None]), (M,)),
 }  # fmt: skip
 
 

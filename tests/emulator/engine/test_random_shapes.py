@@ -31,7 +31,8 @@ def draw(seed: int) -> tuple[Any, tuple[Tensor, Tensor, Tensor]]:
             x + y, x * y, x > y, torch.where(x > y, x, y), x / (y.abs() + 1),
             x.sum(axis), x.mean(axis, keepdim=True), x.softmax(axis), x.cumsum(axis),
             x.permute(order), x.permute(order).reshape(-1), x.unsqueeze(axis), x.flatten(),
-            torch.cat([x, x], axis), torch.stack([x, x], 0), x[tuple(slices)], x.expand(2, *x.shape),
+            torch.cat([x, x], axis), torch.stack([x, x], 0), x[tuple(slices)],
+            x.expand(2, *x.shape),
             x.index_select(axis, i), x.flip(axis), y.expand_as(x) if y.dim() == rank else y.clone(),
         ]  # fmt: skip
 
