@@ -31,6 +31,7 @@ _IR_KNOWN, _IR_UNKNOWN, _IR_FAILED = 0, 1, 2
 
 Record = tuple[int, ...]
 _RECORD_HEAD = 5
+_NO_TOKEN = 0
 
 _int, _size = ctypes.c_int, ctypes.c_size_t
 _session, _graph = ctypes.c_uint64, ctypes.c_uint32
@@ -237,23 +238,30 @@ class _Bridge:
     ) -> None:
         inputs = self._inputs[session, graph].tensors(_read_records(input_words, input_count))
         outputs = _read_records(output_words, output_count)
-        # a graph of unknown sizes brings memory only for the inputs that it updates
+        # A graph of unknown sizes brings memory only for the inputs that it updates.
         targets = [
             _view(record) if record[0] or 0 in record[_RECORD_HEAD:] else None for record in outputs
         ]
         results = _engine().run(session, graph, inputs, outputs=targets or None)
-        if not targets or None in targets:
-            self._hand_over(results, sink)
+        if not targets or any(target is None for target in targets):
+            self._hand_over(results, targets or [None] * len(results), sink)
 
-    def _hand_over(self, results: Sequence[torch.Tensor], sink: int) -> None:
+    def _hand_over(
+        self,
+        results: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor | None],
+        sink: int,
+    ) -> None:
         """Give the memory of `results` to the caller, until it calls release with the token.
 
-        The engine's results are contiguous and share no memory with anything.
+        The engine's results are contiguous and share no memory with anything. Those that were
+        written to memory of the caller, their `targets`, stay there and have no token.
         """
         words: list[int] = []
-        for result in results:
-            token = next(self._tokens)
-            self._handed_over[token] = result
+        for result, target in zip(results, targets, strict=True):
+            token = next(self._tokens) if target is None else _NO_TOKEN
+            if token != _NO_TOKEN:
+                self._handed_over[token] = result
             address = result.data_ptr() if result.numel() else _EMPTY_ADDRESS
             number = _number_by_dtype()[result.dtype]
             words += (address, result.nbytes, number, token, result.dim(), *result.shape)

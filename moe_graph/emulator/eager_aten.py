@@ -60,6 +60,31 @@ def matmul_backward(
     )
 
 
+def matmul_double_backward(
+    grad_left: torch.Tensor | None,
+    grad_right: torch.Tensor | None,
+    grad: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """``npu::matmul_double_backward``: gradients of `grad`, `left` and `right`.
+
+    `grad_left` and `grad_right` are those of the results of :func:`matmul_backward`.
+    """
+    d_grad = d_left = d_right = None
+    if grad_left is not None and mask[0]:
+        d_grad = torch.matmul(grad_left, right)
+    if grad_right is not None and mask[0]:
+        term = torch.matmul(left, grad_right)
+        d_grad = term if d_grad is None else d_grad + term
+    if grad_right is not None and mask[1]:
+        d_left = matmul_backward(grad, left, grad_right, (True, False))[0]
+    if grad_left is not None and mask[2]:
+        d_right = matmul_backward(grad, grad_left, right, (False, True))[1]
+    return d_grad, d_left, d_right
+
+
 def l1_loss_backward(
     grad: torch.Tensor, tensor: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
@@ -159,6 +184,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "npu::npu_binary_cross_entropy_with_logits_backward": bce_with_logits_backward,
     "npu::npu_dropout_backward": dropout_backward,
     "npu::npu_gather_backward": gather_backward,
+    "npu::matmul_double_backward": matmul_double_backward,
     "npu::npu_max_backward": extremum_backward,
     "npu::npu_min_backward": extremum_backward,
     "npu::repeat_interleave_backward_int": repeat_interleave_backward_int,

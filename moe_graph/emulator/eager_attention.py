@@ -10,7 +10,7 @@ Source of the semantics: the torch_npu API reference for ``npu_fusion_attention`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ def _to_bnsd(tensor: torch.Tensor, layout: str, heads: int) -> torch.Tensor:
         return tensor.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
     raise AttentionError(
         f"npu_fusion_attention, argument input_layout: got {layout!r}, want one of 'BNSD', 'BSND', "
-        "'BSH', 'SBH' on the emulated NPU"
+        "'BSH', 'SBH', 'TND'"
     )
 
 
@@ -105,6 +105,27 @@ class _Attention:
         return self.probabilities if self.keep is None else self.probabilities * self.keep
 
 
+def _segments(arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Cut a call in ``TND`` layout, whose sequences lie end to end, into one ``BSND`` call each."""
+    for name in ("actual_seq_qlen", "actual_seq_kvlen"):
+        if arguments[name] is None:
+            raise AttentionError(
+                f"npu_fusion_attention, argument {name}: got None, want the end of each sequence "
+                "with input_layout 'TND'"
+            )
+    rows = [int(end) for end in arguments["actual_seq_qlen"]]
+    columns = [int(end) for end in arguments["actual_seq_kvlen"]]
+    ends = {"query": rows, "dy": rows, "key": columns, "value": columns}
+    common = {"input_layout": "BSND", "actual_seq_qlen": None, "actual_seq_kvlen": None}
+    for i in range(len(rows)):
+        parts = {
+            name: arguments[name][of[i - 1] if i else 0 : of[i]].unsqueeze(0)
+            for name, of in ends.items()
+            if name in arguments
+        }
+        yield arguments | common | parts | {"seed": arguments["seed"] + i}
+
+
 def _refuse(arguments: dict[str, Any]) -> None:
     wanted_absent = (
         "padding_mask",
@@ -152,6 +173,10 @@ def _attend(arguments: dict[str, Any], seed: int) -> _Attention:
 
 def _forward(arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """Return the attention and the two softmax statistics."""
+    if arguments["input_layout"] == "TND":
+        outs, *statistics = zip(*map(_forward, _segments(arguments)), strict=True)
+        by_token = [torch.cat([s[0].transpose(0, 1) for s in parts]) for parts in statistics]
+        return (torch.cat(outs, 1).squeeze(0), *by_token)
     attention = _attend(arguments, arguments["seed"])
     out = torch.matmul(attention.dropped_out(), attention.value).flatten(1, 2)
     width = (*attention.maximum.shape[:-1], _STATISTICS_WIDTH)
@@ -164,6 +189,10 @@ def _forward(arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
 
 def _backward(arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """Return the gradients of query, key, value, pse (empty without pse) and sink (empty)."""
+    if arguments["input_layout"] == "TND":
+        *grads, _, _ = zip(*map(_backward, _segments(arguments)), strict=True)
+        joined = [torch.cat(parts, 1).squeeze(0) for parts in grads]
+        return (*joined, torch.empty(0), torch.empty(0))
     attention = _attend(arguments, arguments["seed"])
     layout, heads = arguments["input_layout"], arguments["head_num"]
     dy = _to_bnsd(arguments["dy"], layout, heads).float().unflatten(1, attention.query.shape[1:3])

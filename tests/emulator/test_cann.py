@@ -21,6 +21,7 @@ CANN.moe_graph_cann_set_error.argtypes = [ctypes.c_char_p]
 CANN.moe_graph_cann_take_error.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
 CANN.moe_graph_cann_take_error.restype = ctypes.c_size_t
 
+NO_CONTEXT = 107002
 OUT_OF_MEMORY = 207001
 
 
@@ -148,6 +149,23 @@ def test_device_that_does_not_exist() -> None:
     assert "device 7 does not exist: got MOE_GRAPH_DEVICES=1" in recent_error()
     with pytest.raises(RuntimeError, match="device 7 does not exist"):
         torch.ones(1, device="npu:7")
+
+
+def test_thread_has_no_device_before_it_sets_one() -> None:
+    seen: list[int] = []
+
+    def work() -> None:
+        context = ctypes.c_void_p()
+        seen.append(CANN.aclrtGetCurrentContext(ctypes.byref(context)))
+        seen.append(CANN.aclrtSetCurrentContext(context))
+        CANN.aclrtSetDevice(0)
+        seen.append(CANN.aclrtGetCurrentContext(ctypes.byref(context)))
+        seen.append(CANN.aclrtSetCurrentContext(context))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [NO_CONTEXT, 100000, 0, 0]
 
 
 def test_out_of_memory_reaches_torch() -> None:

@@ -111,6 +111,39 @@ def test_layouts(layout: str) -> None:
     assert got[1].shape == (2, 4, LENGTH, 8)
 
 
+def test_sequences_end_to_end() -> None:
+    """``TND``: three sequences of their own lengths, causal, forward and backward."""
+    ends = [2, 3, LENGTH]
+    tensors = [torch.randn(LENGTH, heads, SIZE) for heads in (4, 2, 2)]
+    on_cpu = [x.clone().requires_grad_() for x in tensors]
+    on_npu = [x.npu().requires_grad_() for x in tensors]
+    parts = [
+        F.scaled_dot_product_attention(
+            *(x[begin:end].transpose(0, 1)[None] for x in on_cpu), is_causal=True, enable_gqa=True
+        )[0].transpose(0, 1)
+        for begin, end in zip([0, *ends], ends, strict=False)
+    ]
+    got = torch_npu.npu_fusion_attention(
+        *on_npu,
+        4,
+        "TND",
+        atten_mask=torch.ones(2048, 2048, dtype=torch.bool, device="npu").triu(1),
+        scale=SIZE**-0.5,
+        sparse_mode=3,
+        actual_seq_qlen=ends,
+        actual_seq_kvlen=ends,
+    )
+    want = torch.cat(parts)
+    torch.testing.assert_close(got[0].cpu(), want, rtol=2e-5, atol=2e-6)
+    assert got[1].shape == (LENGTH, 4, 8)
+    weights = torch.randn(want.shape)
+    (want * weights).sum().backward()
+    (got[0] * weights.npu()).sum().backward()
+    for npu_x, cpu_x in zip(on_npu, on_cpu, strict=True):
+        assert npu_x.grad is not None
+        torch.testing.assert_close(npu_x.grad.cpu(), cpu_x.grad, rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("mode", [0, 1, 2, 3, 4])
 def test_sparse_modes(mode: int) -> None:
     """3 queries against 7 keys: causal from the top left (2), from the bottom right (3), a band."""
@@ -142,7 +175,7 @@ def test_sparse_modes(mode: int) -> None:
     [
         ({"sparse_mode": 6}, r"argument sparse_mode: got 6, want 0 to 4"),
         ({"prefix": [1, 2]}, r"argument prefix: got a value, want None"),
-        ({"input_layout": "TND"}, r"argument input_layout: got 'TND', want one of 'BNSD'"),
+        ({"actual_seq_qlen": [3, 7]}, r"argument actual_seq_qlen: got a value, want None"),
     ],
 )
 def test_what_is_not_emulated_is_refused(change: dict[str, Any], message: str) -> None:

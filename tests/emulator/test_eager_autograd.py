@@ -84,6 +84,22 @@ def test_gradient(name: str) -> None:
     torch.testing.assert_close(on_npu.grad.cpu(), on_cpu.grad)
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((2, 3), (3, 4)), ((5, 2, 3), (3, 4)), ((5, 2, 3), (5, 3, 4)), ((3,), (3, 4))],
+)
+def test_second_derivative_of_matmul(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    tensors = [torch.randn(left), torch.randn(right)]
+
+    def second(device: str) -> tuple[torch.Tensor, ...]:
+        a, b = (x.to(device).requires_grad_() for x in tensors)
+        first = torch.autograd.grad((a @ b).pow(3).sum(), (a, b), create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), (a, b))
+
+    for got, want in zip(second("npu"), second("cpu"), strict=True):
+        torch.testing.assert_close(got.cpu(), want)
+
+
 def composed_swiglu(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.chunk(2, -1)
     return F.silu(gate) * up

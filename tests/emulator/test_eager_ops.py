@@ -233,6 +233,17 @@ def test_views_share_memory() -> None:
     assert x.tolist() == [0.0, 7.0, 5.0, 5.0]
 
 
+def test_streams_keep_memory() -> None:
+    stream = torch.npu.Stream()
+    with torch.npu.stream(stream):
+        x = torch.ones(3, device="npu") * 2
+    x.record_stream(stream)
+    torch.npu.current_stream().wait_stream(stream)
+    del x
+    torch.npu.synchronize()
+    assert (torch.ones(3, device="npu") + 1).tolist() == [2.0, 2.0, 2.0]
+
+
 def test_printing() -> None:
     assert str(row("npu", 3)) == "tensor([0., 1., 2.], device='npu:0')"
     assert "..., " in str(torch.zeros(2000, device="npu"))

@@ -15,6 +15,7 @@ namespace cann {
 namespace {
 
 constexpr int kMaxDevices = 64;
+constexpr int kNoDevice = -1;
 
 std::string& configured_soc() {
   static std::string name = "Ascend910B3";
@@ -22,7 +23,7 @@ std::string& configured_soc() {
 }
 
 int configured_devices = 1;
-thread_local int thread_device = 0;
+thread_local int thread_device = kNoDevice;
 
 // Stands for a context: its address is the handle, its position is the device.
 char contexts[kMaxDevices];
@@ -36,6 +37,13 @@ int check_device(const char* function, int device) {
                   std::to_string(configured_devices) + ", want an index below it");
 }
 
+int check_context(const char* function) {
+  if (thread_device != kNoDevice) {
+    return kAclSuccess;
+  }
+  return fail(function, kAclNoContext, "this thread has set no device");
+}
+
 }  // namespace
 
 void configure(const char* soc_name, int device_count) {
@@ -45,7 +53,7 @@ void configure(const char* soc_name, int device_count) {
 
 const char* soc_name() { return configured_soc().c_str(); }
 int device_count() { return configured_devices; }
-int current_device() { return thread_device; }
+int current_device() { return thread_device == kNoDevice ? 0 : thread_device; }
 
 bool set_current_device(int device) {
   if (device < 0 || device >= configured_devices) {
@@ -86,17 +94,26 @@ CANN_API int aclrtResetDevice(std::int32_t device) {
   return cann::check_device("aclrtResetDevice", device);
 }
 
+// A thread has neither device nor context before it sets one. torch_npu counts on being told: it
+// then sets device 0 itself, and remembers the context.
 CANN_API int aclrtGetDevice(std::int32_t* device) {
   *device = cann::current_device();
-  return cann::kAclSuccess;
+  return cann::check_context("aclrtGetDevice");
 }
 
 CANN_API int aclrtGetCurrentContext(void** context) {
+  if (const int status = cann::check_context("aclrtGetCurrentContext")) {
+    *context = nullptr;
+    return status;
+  }
   *context = &cann::contexts[cann::current_device()];
   return cann::kAclSuccess;
 }
 
 CANN_API int aclrtSetCurrentContext(void* context) {
+  if (context == nullptr) {
+    return fail("aclrtSetCurrentContext", cann::kAclInvalidParam, "the context is null");
+  }
   const auto offset = static_cast<char*>(context) - cann::contexts;
   if (const int status =
           cann::check_device("aclrtSetCurrentContext", static_cast<std::int32_t>(offset))) {

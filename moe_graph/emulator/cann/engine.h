@@ -14,6 +14,9 @@ namespace cann {
 // {address, bytes, dtype (ge::DataType), placement or token, rank, dim...}.
 constexpr std::size_t kRecordHead = 5;
 
+// Token of an output that lies in memory of the caller already.
+constexpr std::int64_t kNoToken = 0;
+
 // Each returns 0, or non-zero after calling moe_graph_cann_set_error. `sink` goes back into the
 // emit function that belongs to the call.
 struct EngineCallbacks {

@@ -22,6 +22,7 @@ enum AclError : int {
   kAclSuccess = 0,
   kAclInvalidParam = 100000,
   kAclInvalidDevice = 107001,
+  kAclNoContext = 107002,
   kAclNotSupported = 207000,
   kAclOutOfMemory = 207001,
 };

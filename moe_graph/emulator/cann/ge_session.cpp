@@ -304,8 +304,10 @@ void moe_graph_cann_emit_outputs(void* sink, const std::int64_t* outputs, std::s
       tensor.SetShapeDim(dim, record.dims[dim]);
       tensor.SetOriginShapeDim(dim, record.dims[dim]);
     }
-    tensor.ResetData(record.data, record.bytes,
-                     [token = record.token](std::uint8_t*) { ge::release_output(token); });
+    if (record.token != cann::kNoToken) {
+      tensor.ResetData(record.data, record.bytes,
+                       [token = record.token](std::uint8_t*) { ge::release_output(token); });
+    }
   }
 }
 }
