@@ -9,9 +9,9 @@ from moe_graph import emulator
 emulated: bool = emulator.activate()
 """True when running without CANN."""
 
-# isort: split
-import torch  # noqa: E402, F401
-import torch_npu  # noqa: E402, F401
+with emulator.importing_torch():
+    import torch  # noqa: F401
+    import torch_npu  # noqa: F401
 
 emulator.install_eager_kernels()
 

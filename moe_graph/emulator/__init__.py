@@ -6,12 +6,19 @@ torch_npu are there, :func:`install_eager_kernels` gives the emulated device its
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from moe_graph.emulator import loader
 from moe_graph.emulator.loader import EmulationError
 
-__all__ = ["EmulationError", "activate", "emulated", "install_eager_kernels"]
+__all__ = [
+    "EmulationError",
+    "activate",
+    "emulated",
+    "importing_torch",
+    "install_eager_kernels",
+]
 
 emulated: bool = False
 """True when this process runs on the emulated CANN."""
@@ -47,6 +54,11 @@ def activate() -> bool:
                 emulated = True
             _decided = True
     return emulated
+
+
+def importing_torch() -> contextlib.AbstractContextManager[None]:
+    """Return the context to import torch and torch_npu in; it hides that CANN is missing."""
+    return loader.without_cann_warning() if emulated else contextlib.nullcontext()
 
 
 def install_eager_kernels() -> None:

@@ -7,11 +7,13 @@ torch: ``import torch`` already loads torch_npu.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
+import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,6 +159,19 @@ def settle_torch_npu() -> None:
     the memory of its result as it was.
     """
     os.environ.setdefault("TASK_QUEUE_ENABLE", "0")
+
+
+@contextlib.contextmanager
+def without_cann_warning() -> Iterator[None]:
+    """Drop the line that torch_npu prints to stdout on import where there is no CANN."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            if not line.startswith("Warning: ASCEND_HOME_PATH environment variable is not set"):
+                print(line)
 
 
 def announce(machine: Machine) -> None:
