@@ -17,6 +17,10 @@ from moe_graph.passes.canonical import Call, canonical, is_complete
 from moe_graph.passes.facts import Choice, ExpertIds, Fact, Layout, Outputs, Root
 from moe_graph.passes.memory import Memory
 from moe_graph.passes.misses import Miss
+from moe_graph.passes.spellings import ELEMENTWISE
+
+_ANY_INPUT = ELEMENTWISE | {"result"}
+"""Ops whose first argument may be a number or a tuple."""
 
 Rule = Callable[[Call, "Facts"], "Fact | Miss | None"]
 
@@ -108,6 +112,8 @@ class Facts:
         function = _RULES.get(call.op)
         if function is None or not call.known or not is_complete(call):
             return None
+        if not _has_meta(call):
+            return None
         found = function(call, self)
         if isinstance(found, Choice) and meta.is_tensor(call.node):
             dims = meta.shape(call.node)
@@ -139,6 +145,17 @@ class Facts:
                 self._cause[node] = cause
         if call.writes is not None and node in self._cause:
             self._cause[call.writes] = self._cause[node]
+
+
+def _has_meta(call: Call) -> bool:
+    """Tell whether the shapes are known that a rule may ask for."""
+    # What ``x[i] = v`` returns is nothing.
+    nodes = call.node.all_input_nodes if call.writes else [call.node, *call.node.all_input_nodes]
+    traced = all(meta.example(node) is not None for node in nodes)
+    source = call.args.get("input")
+    return traced and (
+        not isinstance(source, Node) or call.op in _ANY_INPUT or meta.is_tensor(source)
+    )
 
 
 def _written_through_view(write: Node, victim: Node) -> Miss:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+import torch
 from torch.fx import Node
 
 from moe_graph.passes.meta import Dim
@@ -85,10 +86,11 @@ class TokenOfSlot(Fact):
 
 @dataclass(frozen=True, eq=False)
 class Repeated(Fact):
-    """Rows of `source`, each `times` times in a row: one per slot."""
+    """Rows of `source`, each `times` times in a row: one per slot. Node `read_at` reads them."""
 
     source: Node
     times: int
+    read_at: Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,10 +184,14 @@ class Grouped(AboutRoot):
 
 @dataclass(frozen=True, eq=False)
 class Rows(Grouped):
-    """Rows of `source` ``[T, H]``, one per row: a dispatch, made by node `leaf`."""
+    """Rows of `source` ``[T, H]``, one per row: a dispatch, made by node `leaf`.
+
+    Node `read_at` reads the source: `leaf`, or an earlier one that repeats it.
+    """
 
     source: Node
     leaf: Node
+    read_at: Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,51 +224,66 @@ class RowWise(Grouped):
 
 
 @dataclass(frozen=True, eq=False)
-class Weighted(RowWise):
-    """`rows` times one weight per row.
-
-    Attributes:
-        body: the fact of the unweighted rows.
-        rows: their node.
-        weight_source: node of the weights, ``T * K`` values in slot order.
-        read_at: node that put them in the order of the rows.
-    """
-
-    body: RowWise
-    rows: Node
-    weight_source: Node
-    read_at: Node
-
-
-@dataclass(frozen=True, eq=False)
-class Unpermuted(AboutRoot):
-    """Row-wise values back in slot order, ``[T * K, H]`` or ``[T, K, H]``.
+class Contribution:
+    """What the slots add to their tokens: rows of the experts, times one weight per slot.
 
     Attributes:
         body: the fact of the rows, before the weights.
         rows: their node.
-        weight_source: node of the weights ``T * K`` in slot order that multiply them, or None.
-        read_at: node that reads the weights, None without weights.
+        rows_at: node that reads them.
+        weights: ``T * K`` weights in slot order, of any shape, or None.
+        weights_at: node that reads the weights.
+        weight_dtype: dtype of the weights as they multiply the rows.
     """
 
     body: RowWise
     rows: Node
-    weight_source: Node | None
-    read_at: Node | None
+    rows_at: Node
+    weights: Node | None = None
+    weights_at: Node | None = None
+    weight_dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted(RowWise):
+    """A contribution in the order of the rows."""
+
+    contribution: Contribution
+
+
+@dataclass(frozen=True, eq=False)
+class Unpermuted(AboutRoot):
+    """A contribution in slot order, ``[T * K, H]`` or ``[..., K, H]``."""
+
+    contribution: Contribution
 
 
 @dataclass(frozen=True, eq=False)
 class Combined(AboutRoot):
-    """The weighted sum over the slots of each token: ``[T, H]``.
+    """A contribution summed over the slots of each token: ``[T, H]``."""
 
-    Attributes:
-        body: the fact of the rows before the weights.
-        rows: their node.
-        weight_source: node of the weights ``T * K`` in slot order, None for a plain sum.
-        read_at: node that reads the weights, None without weights.
-    """
+    contribution: Contribution
 
-    body: RowWise
-    rows: Node
-    weight_source: Node | None
-    read_at: Node | None
+
+@dataclass(frozen=True, eq=False)
+class MasksByExpert(AboutRoot):
+    """A one-hot tensor with its dimensions in another order, as loops over experts read it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hit(AboutRoot):
+    """Which slots chose one expert, as a mask or as indices."""
+
+    expert: int
+
+
+@dataclass(frozen=True, eq=False)
+class RowsOfExpert(AboutRoot):
+    """Rows of the tokens that chose one expert."""
+
+    expert: int
+
+
+@dataclass(frozen=True, eq=False)
+class WeightsOfSlots(AboutRoot):
+    """The weight matrix of the expert of each slot, gathered."""

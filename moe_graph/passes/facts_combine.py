@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import Node
@@ -20,6 +21,7 @@ from moe_graph.passes.canonical import Call
 from moe_graph.passes.facts import (
     Combined,
     Constant,
+    Contribution,
     ExpertIds,
     Fact,
     OneHot,
@@ -28,17 +30,17 @@ from moe_graph.passes.facts import (
     TokenOfRow,
     Unpermuted,
     Weighted,
+    WeightsOfSlots,
 )
+from moe_graph.passes.facts_other_forms import gathered_weights
 from moe_graph.passes.facts_routing import counts_by_scatter, counts_of_one_hot
 from moe_graph.passes.facts_rowwise import as_row_wise, elementwise, row_local
 from moe_graph.passes.misses import Miss
 
 
-def unpermuted(rows: Node, fact: Fact | None, body: RowWise) -> Unpermuted:
-    """Return rows in slot order, with the weight of each row kept apart if they carry one."""
-    if isinstance(fact, Weighted):
-        return Unpermuted(fact.root, fact.body, fact.rows, fact.weight_source, fact.read_at)
-    return Unpermuted(body.root, body, rows, None, None)
+def contribution(call: Call, rows: Node, fact: Fact | None, body: RowWise) -> Contribution:
+    """Return what `rows` contribute where `call` reads them; their weight is kept apart."""
+    return fact.contribution if isinstance(fact, Weighted) else Contribution(body, rows, call.node)
 
 
 @rule("mul")
@@ -55,16 +57,14 @@ def _mul(call: Call, facts: Facts) -> Fact | Miss | None:
         body, weight = facts.of(rows), facts.of(weights)
         if not isinstance(weight, PerSlot) or not isinstance(body, RowWise):
             continue
-        if body.products and not isinstance(body, Weighted) and _one_per_row(weights):
+        if not body.products or isinstance(body, Weighted) or call.writes is not None:
+            continue
+        if _one_per_row(weights):
+            share = Contribution(
+                body, rows, call.node, weight.source, weight.leaf, meta.dtype(weights)
+            )
             return Weighted(
-                row_wise.root,
-                row_wise.order,
-                row_wise.leaves,
-                row_wise.products,
-                body,
-                rows,
-                weight.source,
-                weight.leaf,
+                row_wise.root, row_wise.order, row_wise.leaves, row_wise.products, share
             )
     return row_wise
 
@@ -77,17 +77,32 @@ def _weight_slots(
     call: Call, facts: Facts, fact: Unpermuted, values: Node, weights: Any
 ) -> Fact | Miss:
     """Return rows in slot order times one weight per slot."""
-    plain = meta.is_tensor(weights) and facts.of(weights) is None and fact.weight_source is None
-    if plain:
-        wanted = (*meta.shape(values)[:-1], 1)
-        if meta.same_shape(meta.shape(weights), wanted):
-            return Unpermuted(fact.root, fact.body, fact.rows, weights, call.node)
+    wanted = (*meta.shape(values)[:-1], 1)
+    if _are_weights(facts, fact, weights, wanted):
+        return Unpermuted(fact.root, _weighted(fact, weights, call))
     return Miss(
         "combine-weights",
         call.node,
         fact.root,
         lambda: f"rows in slot order times {weights}",
         "at most one product, with one weight per slot in slot order",
+    )
+
+
+def _are_weights(facts: Facts, fact: Unpermuted, weights: Any, wanted: tuple[Any, ...]) -> bool:
+    """Tell whether `weights` are the first weights of a contribution, in slot order."""
+    if not meta.is_tensor(weights) or facts.of(weights) is not None:
+        return False
+    first = fact.contribution.weights is None
+    return first and meta.same_shape(meta.shape(weights), wanted)
+
+
+def _weighted(fact: Unpermuted, weights: Node, call: Call) -> Contribution:
+    return replace(
+        fact.contribution,
+        weights=weights,
+        weights_at=call.node,
+        weight_dtype=meta.dtype(weights),
     )
 
 
@@ -109,7 +124,7 @@ def _sum(call: Call, facts: Facts) -> Fact | Miss | None:
             lambda: f"sum over dim {call['dim']} of {list(meta.shape(source))}",
             "a sum over the experts of each token",
         )
-    return Combined(fact.root, fact.body, fact.rows, fact.weight_source, fact.read_at)
+    return Combined(fact.root, fact.contribution)
 
 
 @rule("bmm", "matmul")
@@ -121,6 +136,9 @@ def _matmul(call: Call, facts: Facts) -> Fact | Miss | None:
         dims = meta.shape(rows)
         wanted = (dims[0], 1, dims[1]) if len(dims) == 3 else ()
         return _weighted_sum(call, facts, fact, weights, wanted)
+    for operand in (weights, rows):
+        if isinstance(facts.of(operand), WeightsOfSlots):
+            return gathered_weights(call, facts, operand)
     return row_local(call, facts) if call.op == "matmul" else None
 
 
@@ -147,9 +165,8 @@ def _weighted_sum(
     call: Call, facts: Facts, fact: Unpermuted, weights: Node, wanted: tuple[Any, ...]
 ) -> Fact | Miss:
     """Return the combine that one matrix product per token makes."""
-    plain = facts.of(weights) is None and fact.weight_source is None
-    if plain and wanted and meta.same_shape(meta.shape(weights), wanted):
-        return Combined(fact.root, fact.body, fact.rows, weights, call.node)
+    if wanted and _are_weights(facts, fact, weights, wanted):
+        return Combined(fact.root, _weighted(fact, weights, call))
     return Miss(
         "combine-weights",
         call.node,
@@ -203,5 +220,4 @@ def add_by_token(call: Call, facts: Facts, index: Node, values: Any) -> Fact | M
         )
     if not meta.same_shape(dims, (body.root.tokens, *meta.shape(values)[1:])):
         return None
-    slots = unpermuted(values, fact, body)
-    return Combined(slots.root, slots.body, slots.rows, slots.weight_source, slots.read_at)
+    return Combined(body.root, contribution(call, values, fact, body))

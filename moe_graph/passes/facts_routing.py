@@ -235,4 +235,4 @@ def _repeat_interleave(call: Call, facts: Facts) -> Fact | None:
         return None
     if isinstance(facts.of(call["input"]), Arange):
         return TokenOfSlot(times)
-    return Repeated(call["input"], times) if call["dim"] == 0 else None
+    return Repeated(call["input"], times, call.node) if call["dim"] == 0 else None

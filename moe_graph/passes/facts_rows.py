@@ -24,6 +24,7 @@ from moe_graph.passes.facts import (
     Constant,
     ExpertIds,
     Fact,
+    Hit,
     Inverse,
     Layout,
     Order,
@@ -31,10 +32,13 @@ from moe_graph.passes.facts import (
     PerSlot,
     Repeated,
     Rows,
+    RowsOfExpert,
     TokenOfRow,
     TokenOfSlot,
+    Unpermuted,
+    WeightsOfSlots,
 )
-from moe_graph.passes.facts_combine import add_by_token, unpermuted
+from moe_graph.passes.facts_combine import add_by_token, contribution
 from moe_graph.passes.facts_routing import map_by_scatter
 from moe_graph.passes.facts_rowwise import as_row_wise, grouped_order, row_local
 from moe_graph.passes.misses import Miss
@@ -77,11 +81,15 @@ def _gather_rows(
     if isinstance(fact, TokenOfRow):
         if not _leads(source, fact.root.tokens):
             return _wrong_length(call, fact, source, "the tokens", fact.root.tokens)
-        return Rows(fact.root, fact.order, source, call.node)
+        return Rows(fact.root, fact.order, source, call.node, call.node)
     if isinstance(fact, Inverse):
         return _by_inverse(call, facts, source, fact)
     if isinstance(fact, ExpertIds) and fact.layout is Layout.ROWS and fact.order is not None:
         return PerExpert(fact.root, fact.order, source, call.node)
+    if isinstance(fact, ExpertIds) and len(meta.shape(source)) == 3:
+        return WeightsOfSlots(fact.root)
+    if isinstance(fact, Hit):
+        return RowsOfExpert(fact.root, fact.expert)
     return None
 
 
@@ -104,7 +112,7 @@ def _by_order(call: Call, facts: Facts, source: Node, order: Order) -> Fact | Mi
         return TokenOfRow(root, order) if fact.top_k == root.top_k else None
     repeated = isinstance(fact, Repeated) and fact.times == root.top_k
     if repeated and _leads(fact.source, root.tokens):
-        return Rows(root, order, fact.source, call.node)
+        return Rows(root, order, fact.source, call.node, fact.read_at)
     if grouped_order(fact) is not None:
         return Miss(
             "one-permutation",
@@ -129,7 +137,7 @@ def _by_inverse(call: Call, facts: Facts, source: Node, inverse: Inverse) -> Fac
             lambda: f"the inverse of another permutation ({inverse.order.maker.name})",
             lambda: f"the inverse of the sort that grouped the rows ({body.order.maker.name})",
         )
-    return unpermuted(source, facts.of(source), body)
+    return Unpermuted(body.root, contribution(call, source, facts.of(source), body))
 
 
 def _wrong_length(
@@ -204,4 +212,4 @@ def _put_rows(call: Call, facts: Facts, index: Node, values: Any) -> Fact | Miss
             lambda: f"rows put back by another permutation ({order.maker.name})",
             lambda: f"the sort that grouped the rows ({body.order.maker.name})",
         )
-    return unpermuted(values, fact, body)
+    return Unpermuted(body.root, contribution(call, values, fact, body))

@@ -98,7 +98,7 @@ def _foreign_operand(call: Call, rows: RowWise, operand: Node) -> Miss:
     )
 
 
-@rule(*sorted(ELEMENTWISE - {"mul", "div"}))
+@rule(*sorted(ELEMENTWISE - {"div", "eq", "mul", "where"}))
 def _elementwise(call: Call, facts: Facts) -> Fact | Miss | None:
     return elementwise(call, facts)
 
@@ -175,7 +175,6 @@ def _keeps_first_dim(index: tuple[Any, ...], rank: int) -> bool:
     "amin",
     "chunk",
     "layer_norm",
-    "linear",
     "log_softmax",
     "logsumexp",
     "mean",

@@ -22,6 +22,7 @@ from moe_graph.passes.facts import (
     Grouped,
     Inverse,
     Layout,
+    MasksByExpert,
     OneHot,
     Order,
     PerSlot,
@@ -30,6 +31,7 @@ from moe_graph.passes.facts import (
     TokenOfSlot,
     Unpermuted,
 )
+from moe_graph.passes.facts_other_forms import hit_of_mask
 from moe_graph.passes.facts_rowwise import as_row_wise, elementwise, row_local
 from moe_graph.passes.misses import Miss
 
@@ -56,6 +58,9 @@ def _cast(call: Call, facts: Facts) -> Fact | Miss | None:
         if kind in EXACT_FOR_SLOTS:
             return fact
         return _inexact(call, fact) if isinstance(fact, AboutRoot) else None
+    if isinstance(fact, PerSlot):
+        # A weight may change its dtype on the way to the rows; whoever reads it looks at the dtype.
+        return fact
     if isinstance(fact, Grouped):
         return fact if meta.dtype(call["input"]) == kind else elementwise(call, facts)
     return fact if isinstance(fact, Unpermuted | Constant | OneHot | Repeated) else None
@@ -164,7 +169,7 @@ def _repeated_by_expand(call: Call, facts: Facts) -> Fact | None:
     if len(old) != 3 or not meta.same_dim(old[1], 1) or not isinstance(new[1], int):
         return None
     same = meta.same_shape(meta.shape(token), (new[0], new[2]))
-    return Repeated(token, new[1]) if same else None
+    return Repeated(token, new[1], call.node) if same else None
 
 
 @rule("slice")
@@ -174,6 +179,8 @@ def _slice(call: Call, facts: Facts) -> Fact | Miss | None:
         old, new = meta.shape(call["input"]), meta.shape(call.node)
         fewer = meta.same_shape(old[:-1], new[:-1]) and isinstance(fact.root.bound, int)
         return Choice(fact.root.bound, distinct=True) if fewer and fact.root.bound else None
+    if isinstance(fact, MasksByExpert):
+        return hit_of_mask(fact, call["index"][0])
     return row_local(call, facts)
 
 

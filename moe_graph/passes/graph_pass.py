@@ -10,8 +10,9 @@ from moe_graph.config import Config
 from moe_graph.ops import OpError
 from moe_graph.passes import rules  # noqa: F401  registers the transfer rules
 from moe_graph.passes.analysis import Facts
+from moe_graph.passes.layer import Layer
 from moe_graph.passes.misses import Miss
-from moe_graph.passes.recognise import Layer, find_layers
+from moe_graph.passes.recognise import Kept, find_layers
 from moe_graph.passes.rewrite import LayerRewrite
 from moe_graph.passes.routers import router_name
 from moe_graph.passes.verify import Verifier
@@ -30,7 +31,7 @@ def rewrite_graph(gm: GraphModule, config: Config) -> list[LayerReport]:
     verifier = Verifier(gm) if config.verify else None
     # From the last to the first: what a layer reads may be the result of an earlier one.
     own = [
-        _kept(facts, found) if isinstance(found, Miss) else _rewrite(gm, facts, found, verifier)
+        _kept(facts, found) if isinstance(found, Kept) else _rewrite(gm, facts, found, verifier)
         for found in reversed(find_layers(gm.graph, facts))
     ]
     reports += reversed(own)
@@ -60,7 +61,7 @@ def _rewrite(gm: GraphModule, facts: Facts, layer: Layer, verifier: Verifier | N
     try:
         rewrite.prepare()
     except OpError as error:
-        return _kept(facts, _refused(layer, error))
+        return _kept(facts, Kept(layer.order.maker, _refused(layer, error)))
     report = LayerReport(
         path,
         source_line(layer.order.maker),
@@ -89,12 +90,12 @@ def _refused(layer: Layer, error: OpError) -> Miss:
     )
 
 
-def _kept(facts: Facts, miss: Miss) -> LayerReport:
-    where = miss.node
+def _kept(facts: Facts, kept: Kept) -> LayerReport:
+    root = kept.miss.root
     return LayerReport(
-        module_path(where),
-        source_line(where),
+        module_path(kept.anchor),
+        source_line(kept.anchor),
         "kept",
-        router=router_name(facts, miss.root) if miss.root is not None else "",
-        reasons=[miss.reason()],
+        router=router_name(facts, root) if root is not None else "",
+        reasons=[kept.miss.reason()],
     )

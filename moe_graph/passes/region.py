@@ -7,11 +7,8 @@ from collections.abc import Iterable
 from torch.fx import Node
 
 from moe_graph.passes.analysis import Facts
-from moe_graph.passes.facts import Grouped, Inverse, Order, TokenOfRow, Unpermuted
+from moe_graph.passes.facts import Fact, Grouped, Inverse, Order, TokenOfRow
 from moe_graph.passes.spellings import RANDOM
-
-ORDERED = (Order, Inverse, TokenOfRow, Grouped, Unpermuted)
-"""Facts about values that depend on the order of the rows."""
 
 
 def body_of(facts: Facts, rows: Node, leaves: frozenset[Node]) -> set[Node]:
@@ -77,10 +74,17 @@ def outside_users(facts: Facts, order: Order, inside: set[Node]) -> list[Node]:
     """Return the nodes outside `inside` that read a value in the order of the rows."""
     found: list[Node] = []
     for node, fact in facts.given.items():
-        if not isinstance(fact, ORDERED) or fact.root is not order.root:
+        if not order.same(_order_of(fact)):
             continue
         if node not in inside:
             found.append(node)
         else:
             found.extend(user for user in node.users if user not in inside)
     return found
+
+
+def _order_of(fact: Fact) -> Order | None:
+    """Return the permutation that a value depends on."""
+    if isinstance(fact, Order):
+        return fact
+    return fact.order if isinstance(fact, Inverse | TokenOfRow | Grouped) else None

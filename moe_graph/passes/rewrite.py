@@ -30,7 +30,8 @@ from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.emit import Emitter
 from moe_graph.passes.facts import PerSlot, Rows
-from moe_graph.passes.recognise import Layer, Product
+from moe_graph.passes.layer import Layer
+from moe_graph.passes.products import Product
 
 _ops = torch.ops.moe_graph
 _CUMSUM = 1
@@ -137,18 +138,16 @@ class LayerRewrite:
         """Bring one value per slot into the order of the rows: a routing with one slot a token."""
         fact = self._facts.given[node]
         assert isinstance(fact, PerSlot)
-        dims = meta.shape(fact.source)
-        width = dims[1] if len(dims) == 2 and isinstance(dims[1], int) else 1
+        widths = meta.shape(fact.source)[1:]
         values = fact.source
-        if len(dims) != 2:
-            values = self._emit.reshape(values, (-1, 1), at=node)
+        if len(widths) != 1:
+            values = self._emit.reshape(values, (-1, meta.product(widths)), at=node)
         slots = self._emit.reshape(self._ids, (-1, 1), at=node)
         rows = self._emit.item(
             self._route(values, slots, at=node), 0, at=node, name=f"{node.name}_by_row"
         )
-        if len(dims) != 2:
-            rows = self._emit.reshape(rows, (-1,), at=node)
-        assert width >= 1
+        if len(widths) != 1:
+            rows = self._emit.reshape(rows, (-1, *widths), at=node)
         self.replacements[node] = rows
 
     def _ids_by_row(self, node: Node) -> None:
@@ -180,6 +179,8 @@ class LayerRewrite:
 
     def _combine(self, end: Node) -> None:
         rows, scales = self._layer.rows, self._layer.weights
+        if scales is not None and self._layer.weight_dtype is not None:
+            scales = self._emit.cast(scales, self._layer.weight_dtype, at=end)
         kind = _finalize_dtype(rows, scales, end)
         if scales is not None:
             if len(meta.shape(scales)) != 2 or meta.shape(scales)[1] != self._layer.root.top_k:

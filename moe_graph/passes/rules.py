@@ -2,10 +2,18 @@
 
 from moe_graph.passes import (
     facts_combine,
+    facts_other_forms,
     facts_routing,
     facts_rows,
     facts_rowwise,
     facts_shape,
 )
 
-__all__ = ["facts_combine", "facts_routing", "facts_rows", "facts_rowwise", "facts_shape"]
+__all__ = [
+    "facts_combine",
+    "facts_other_forms",
+    "facts_routing",
+    "facts_rows",
+    "facts_rowwise",
+    "facts_shape",
+]

@@ -24,6 +24,9 @@ REQUIRED = object()
 SIGNATURES: dict[str, dict[str, Any]] = {
     "add": {"input": REQUIRED, "other": REQUIRED, "alpha": 1},
     "arange": {"start": REQUIRED, "end": None, "step": 1},
+    "empty": {},
+    "ones": {},
+    "zeros": {},
     "argmax": {"input": REQUIRED, "dim": None, "keepdim": False},
     "argsort": {"input": REQUIRED, "dim": -1, "descending": False, "stable": False},
     "bincount": {"input": REQUIRED, "weights": None, "minlength": 0},
@@ -71,8 +74,9 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "mul": {"input": REQUIRED, "other": REQUIRED},
     "narrow": {"input": REQUIRED, "dim": REQUIRED, "start": REQUIRED, "length": REQUIRED},
     "new_full": {"input": REQUIRED, "size": REQUIRED, "fill_value": REQUIRED},
-    "nonzero": {"input": REQUIRED},
+    "nonzero": {"input": REQUIRED, "as_tuple": False},
     "one_hot": {"input": REQUIRED, "num_classes": -1},
+    "select": {"input": REQUIRED, "dim": REQUIRED, "index": REQUIRED},
     "repeat_interleave": {"input": REQUIRED, "repeats": None, "dim": None, "output_size": None},
     "scatter": {"input": REQUIRED, "dim": REQUIRED, "index": REQUIRED, "src": REQUIRED},
     "scatter_add": {"input": REQUIRED, "dim": REQUIRED, "index": REQUIRED, "src": REQUIRED},
@@ -89,7 +93,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "split": {"input": REQUIRED, "split_size": REQUIRED, "dim": 0},
     "sum": {"input": REQUIRED, "dim": None, "keepdim": False, "dtype": None},
     "topk": {"input": REQUIRED, "k": REQUIRED, "dim": -1, "largest": True, "sorted": True},
-    "where": {"condition": REQUIRED, "input": REQUIRED, "other": REQUIRED},
+    "where": {"condition": REQUIRED, "input": None, "other": None},
 }
 """Canonical op -> its arguments in order with their defaults, where rules read them by name."""
 
@@ -210,8 +214,19 @@ VIEWS = frozenset(
 """Ops whose result may share memory with their first argument."""
 
 RANDOM = frozenset(
-    ["bernoulli", "dropout", "exponential", "multinomial", "normal", "rand", "rand_like"]
-    + ["randint", "randn", "randn_like", "uniform"]
+    [
+        "bernoulli",
+        "dropout",
+        "exponential",
+        "multinomial",
+        "normal",
+        "rand",
+        "rand_like",
+        "randint",
+        "randn",
+        "randn_like",
+        "uniform",
+    ]
 )
 """Ops that draw random numbers: they are neither moved nor dropped."""
 

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.fx.node import map_arg
 
 from moe_graph.passes import meta
-from moe_graph.passes.recognise import Layer
+from moe_graph.passes.layer import Layer
 from moe_graph.passes.rewrite import LayerRewrite
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-8}

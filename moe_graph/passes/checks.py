@@ -1,0 +1,144 @@
+"""Checks of a whole layer, after every part of it has its facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from moe_graph.passes import meta
+from moe_graph.passes.analysis import Facts
+from moe_graph.passes.facts import Combined, PerSlot, Rows
+from moe_graph.passes.layer import layer_of
+from moe_graph.passes.misses import Miss
+from moe_graph.passes.region import outside_users
+
+
+def failed_check(facts: Facts, total: Node, combined: Combined, taken: set[Node]) -> Miss | None:
+    """Return the first check that the layer which ends in `total` fails.
+
+    `taken` are the nodes of other layers.
+    """
+    checks = (_dispatch, _bound, _experts, _grad_mode, _values_by_slot, _writes)
+    for check in checks:
+        miss = check(facts, total, combined)
+        if miss is not None:
+            return miss
+    return _interior(facts, total, combined, taken)
+
+
+def _dispatches(facts: Facts, combined: Combined) -> list[Node]:
+    leaves = combined.contribution.body.leaves
+    return [leaf for leaf in leaves if isinstance(facts.given[leaf], Rows)]
+
+
+def _dispatch(facts: Facts, total: Node, combined: Combined) -> Miss | None:
+    """The products read rows of tokens."""
+    position = facts.position
+    first = min(map(position.__getitem__, _dispatches(facts, combined)), default=None)
+    product = min(map(position.__getitem__, combined.contribution.body.products))
+    if first is not None and first < product:
+        return None
+    return Miss("dispatch", total, combined.root, "products of no token's rows", "rows of tokens")
+
+
+def _bound(facts: Facts, total: Node, combined: Combined) -> Miss | None:
+    """Every id is known to be that of an expert."""
+    root = combined.root
+    if root.bound is not None:
+        return None
+    return Miss(
+        "expert-ids-bound",
+        root.ids,
+        root,
+        lambda: f"ids of unknown range ({root.ids.name})",
+        "ids from a top-k or argmax over the experts in the same graph",
+        "compile the router together with the experts",
+    )
+
+
+def _experts(facts: Facts, total: Node, combined: Combined) -> Miss | None:
+    """All weights have the same number of experts, and the ids choose among these."""
+    root, products = combined.root, combined.contribution.body.products
+    counts = {meta.shape(facts.calls[node]["weight"])[0] for node in products}
+    if len(counts) == 1 and isinstance(min(counts), int) and (root.bound or 0) <= min(counts):
+        return None
+    return Miss(
+        "experts",
+        min(products, key=facts.position.__getitem__),
+        root,
+        lambda: f"ids below {root.bound}, weights of {sorted(map(str, counts))} experts",
+        "a router over as many experts as there are weights",
+    )
+
+
+def _grad_mode(facts: Facts, total: Node, combined: Combined) -> Miss | None:
+    """Gradients are not switched on or off within the layer."""
+    share = combined.contribution
+    nodes = [total, share.rows_at, share.weights_at, *share.body.leaves, *share.body.products]
+    if len({facts.grad[node] for node in nodes if node is not None}) == 1:
+        return None
+    return Miss("grad-mode", total, combined.root, "gradients switched within it", "one grad mode")
+
+
+def _values_by_slot(facts: Facts, total: Node, combined: Combined) -> Miss | None:
+    """Values per slot that the body reads have a fixed width."""
+    for leaf in combined.contribution.body.leaves:
+        fact = facts.given[leaf]
+        if isinstance(fact, PerSlot):
+            dims = meta.shape(fact.source)[1:]
+            if not all(isinstance(dim, int) for dim in dims):
+                return Miss(
+                    "slot-values", leaf, combined.root, lambda dims=dims: f"{dims}", "fixed widths"
+                )
+    return None
+
+
+def _writes(facts: Facts, total: Node, combined: Combined) -> Miss | None:
+    """What the new nodes read is, where they read it, what the source read."""
+    for value, read_at, moved_to in _moved_reads(facts, total, combined):
+        start, end = facts.position[read_at], facts.position[moved_to]
+        written = facts.memory.written_between(value, start, end)
+        if written is not None:
+            return Miss(
+                "in-place-write",
+                written,
+                combined.root,
+                lambda value=value: f"{value.name} is written inside the layer",
+                "values that stay as they are until the combine",
+            )
+    return None
+
+
+def _moved_reads(
+    facts: Facts, total: Node, combined: Combined
+) -> Iterator[tuple[Node, Node, Node]]:
+    """Yield (value, node that reads it, node where it is read after the rewrite)."""
+    share, root = combined.contribution, combined.root
+    last_leaf = max(share.body.leaves, key=facts.position.__getitem__)
+    yield root.ids, share.body.order.maker, last_leaf
+    yield share.rows, share.rows_at, total
+    if share.weights is not None and share.weights_at is not None:
+        yield share.weights, share.weights_at, total
+    for leaf in _dispatches(facts, combined):
+        fact = facts.given[leaf]
+        if isinstance(fact, Rows):
+            yield fact.source, fact.read_at, leaf
+
+
+def _interior(facts: Facts, total: Node, combined: Combined, taken: set[Node]) -> Miss | None:
+    """Nothing else depends on the order of the rows, unless that order is the one to come."""
+    layer = layer_of(facts, total, combined)
+    shared = (layer.body | layer.dead) & taken
+    outside = outside_users(facts, layer.order, layer.body | layer.dead)
+    reader = min(shared or outside, key=facts.position.__getitem__, default=None)
+    if reader is None or (not shared and layer.order.stable):
+        return None
+    return Miss(
+        "interior-user",
+        reader,
+        combined.root,
+        lambda: f"{reader.name} reads a value in the order of the source's sort",
+        "no other use of values inside the layer",
+        "sort with stable=True, or compute the value from the router's ids",
+    )

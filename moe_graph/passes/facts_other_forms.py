@@ -1,0 +1,92 @@
+"""Layers that are no sorted-grouped ones: read far enough to say what they are.
+
+::
+
+    bmm(w[ids], x)                     the weights of every slot, gathered
+    linear(x[where(ids == e)], w[e])   one product per expert, in a loop
+
+Both end in a :class:`~moe_graph.passes.misses.Miss` of the check ``form``.
+"""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from moe_graph.passes.analysis import Facts, integer_literal, rule
+from moe_graph.passes.canonical import Call
+from moe_graph.passes.facts import (
+    ExpertIds,
+    Fact,
+    Hit,
+    MasksByExpert,
+    OneHot,
+    Outputs,
+    RowsOfExpert,
+    WeightsOfSlots,
+)
+from moe_graph.passes.facts_rowwise import elementwise, row_local
+from moe_graph.passes.misses import Miss
+
+_GROUPED = "rows sorted by expert and one grouped product for all experts"
+_HINT = 'with transformers, set experts_implementation="grouped_mm"'
+
+
+def gathered_weights(call: Call, facts: Facts, weights: Node) -> Miss | None:
+    """Return the miss of a product with the weights of every slot."""
+    fact = facts.of(weights)
+    if not isinstance(fact, WeightsOfSlots):
+        return None
+    got = f"a product with weights gathered per slot ({weights.name})"
+    return Miss("form", call.node, fact.root, got, _GROUPED, _HINT)
+
+
+@rule("eq")
+def _eq(call: Call, facts: Facts) -> Fact | Miss | None:
+    fact = facts.of(call["input"])
+    expert = integer_literal(call.literal("other"))
+    if isinstance(fact, ExpertIds) and expert is not None:
+        return Hit(fact.root, expert)
+    return elementwise(call, facts)
+
+
+@rule("select")
+def _select(call: Call, facts: Facts) -> Fact | None:
+    fact, expert = facts.of(call["input"]), integer_literal(call.literal("index"))
+    return hit_of_mask(fact, expert)
+
+
+def hit_of_mask(fact: Fact | None, expert: object) -> Hit | None:
+    """Return the slots of one expert out of masks by expert."""
+    literal = isinstance(expert, int) and not isinstance(expert, bool)
+    return Hit(fact.root, expert) if literal and isinstance(fact, MasksByExpert) else None  # type: ignore[arg-type]
+
+
+@rule("permute")
+def _permute(call: Call, facts: Facts) -> Fact | None:
+    fact = facts.of(call["input"])
+    return MasksByExpert(fact.root) if isinstance(fact, OneHot) else None
+
+
+@rule("nonzero")
+def _nonzero(call: Call, facts: Facts) -> Fact | None:
+    return _indices_of(facts.of(call["input"]))
+
+
+@rule("where")
+def _where(call: Call, facts: Facts) -> Fact | Miss | None:
+    if call.get("input") is None:
+        return _indices_of(facts.of(call["condition"]))
+    return elementwise(call, facts)
+
+
+def _indices_of(fact: Fact | None) -> Fact | None:
+    return Outputs((fact, fact)) if isinstance(fact, Hit) else None
+
+
+@rule("linear")
+def _linear(call: Call, facts: Facts) -> Fact | Miss | None:
+    fact = facts.of(call["input"])
+    if not isinstance(fact, RowsOfExpert):
+        return row_local(call, facts)
+    got = f"a product for expert {fact.expert} alone"
+    return Miss("form", call.node, fact.root, got, _GROUPED, _HINT)

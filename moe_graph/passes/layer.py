@@ -1,0 +1,153 @@
+"""A proved layer: what the rewrite puts other nodes in place of, and what stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from moe_graph.passes import meta
+from moe_graph.passes.analysis import Facts
+from moe_graph.passes.facts import (
+    Combined,
+    Contribution,
+    ExpertIds,
+    Order,
+    PerSlot,
+    Root,
+    Rows,
+)
+from moe_graph.passes.gates import swiglu_input
+from moe_graph.passes.products import Product, product_of
+from moe_graph.passes.region import body_of, falls_away
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A proved MoE layer in sorted-grouped form.
+
+    Attributes:
+        order: the permutation that all of it is about.
+        experts: number of experts of the weights.
+        dispatches: gathers of rows, in graph order.
+        products: products per expert, in graph order.
+        gates: multiplication -> product that it gates as SwiGlu does.
+        per_slot: gathers of values per slot that the body reads.
+        sorted_ids: node of ids in the order of the rows -> gathers by it that the body reads.
+        rows: the rows that are combined, before the weights.
+        weights: one weight per slot, in slot order and of any shape; None for a plain sum.
+        weight_dtype: dtype that the weights take before they multiply the rows.
+        end: node that yields the sum.
+        body: row-wise nodes that stay.
+        dead: nodes that fall away.
+    """
+
+    order: Order
+    experts: int
+    dispatches: list[Node]
+    products: list[Product]
+    gates: dict[Node, Node]
+    per_slot: list[Node]
+    sorted_ids: dict[Node, list[Node]]
+    rows: Node
+    weights: Node | None
+    weight_dtype: torch.dtype | None
+    end: Node
+    body: set[Node]
+    dead: set[Node]
+
+    @property
+    def root(self) -> Root:
+        """The expert ids that all of it is about."""
+        return self.order.root
+
+
+def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
+    """Return the layer that ends in `total`."""
+    share = combined.contribution
+    order = share.body.order
+    leaves = sorted(share.body.leaves, key=facts.position.__getitem__)
+    dispatches = [leaf for leaf in leaves if isinstance(facts.given[leaf], Rows)]
+    per_slot = [leaf for leaf in leaves if isinstance(facts.given[leaf], PerSlot)]
+    nodes = sorted(share.body.products, key=facts.position.__getitem__)
+    products = [product_of(facts, node) for node in nodes]
+    body = body_of(facts, share.rows, share.body.leaves)
+    gates = {n: source for n in body if (source := swiglu_input(facts, n)) in body}
+    end = _end(facts, total, share.rows)
+    weights = _weights_before_reshape(facts, share, order.root, end)
+
+    replaced = {end, *dispatches, *gates}
+    replaced |= {n for p in products for n in (p.node, p.biased) if n is not None}
+    needed = _operands(facts, products, gates, [*dispatches, *per_slot])
+    needed |= {n for n in (order.root.ids, share.rows, weights) if n is not None}
+    # A bias that went into a product, or weights that went into the combine, need no rebuilding.
+    dead = falls_away(facts, replaced, needed)
+    sorted_ids = _readers_of_ids(facts, body - dead)
+    per_slot = [leaf for leaf in per_slot if leaf not in dead]
+    dead = falls_away(facts, {*replaced, *per_slot, *sorted_ids}, needed)
+    return Layer(
+        order,
+        meta.shape(products[0].weight)[0],
+        dispatches,
+        products,
+        gates,
+        per_slot,
+        sorted_ids,
+        share.rows,
+        weights,
+        share.weight_dtype,
+        end,
+        body - dead,
+        dead,
+    )
+
+
+def _end(facts: Facts, total: Node, rows: Node) -> Node:
+    """Return the cast that takes the sum back to the dtype of the rows, or else the sum."""
+    users = list(total.users)
+    if len(users) != 1 or not meta.is_tensor(users[0]):
+        return total
+    cast = facts.calls[users[0]]
+    returns = cast.op == "cast" and cast.known and meta.dtype(cast.node) == meta.dtype(rows)
+    return cast.node if returns and facts.grad[cast.node] == facts.grad[total] else total
+
+
+def _operands(
+    facts: Facts, products: list[Product], gates: dict[Node, Node], gathers: list[Node]
+) -> set[Node]:
+    """Return what the new products, gates and gathers read."""
+    operands = {facts.calls[p.node]["input"] for p in products}
+    operands |= {p.weight for p in products} | {p.bias for p in products if p.bias is not None}
+    operands |= set(gates.values())
+    for gather in gathers:
+        fact = facts.given[gather]
+        if isinstance(fact, Rows | PerSlot):
+            operands.add(fact.source)
+    return operands
+
+
+def _weights_before_reshape(
+    facts: Facts, share: Contribution, root: Root, end: Node
+) -> Node | None:
+    """Return the weights ``[T, K]`` behind the reshape that flattened them, where that is safe."""
+    weights = share.weights
+    call = facts.calls[weights] if weights is not None else None
+    if weights is None or call is None or call.op != "reshape" or call.writes is not None:
+        return weights
+    table = call["input"]
+    if not meta.same_shape(meta.shape(table), (root.tokens, root.top_k)):
+        return weights
+    span = facts.position[weights], facts.position[end]
+    return weights if facts.memory.written_between(table, *span) is not None else table
+
+
+def _readers_of_ids(facts: Facts, body: set[Node]) -> dict[Node, list[Node]]:
+    """Return the nodes of ids in the order of the rows that the remaining body reads."""
+    readers: dict[Node, list[Node]] = {}
+    for leaf in body:
+        for source in leaf.all_input_nodes:
+            fact = facts.given.get(source)
+            if isinstance(fact, ExpertIds) and fact.order is not None:
+                readers.setdefault(source, []).append(leaf)
+    return readers
