@@ -96,6 +96,7 @@ class _Planner:
         self.root_of: dict[int, int] = {}
         self.kernels: dict[str, Kernel] = {}
         self.written: set[Port] = set()  # buffers that some node writes in place
+        self.foreign: set[int] = set()  # slots with memory that the graph does not own
 
     def build(self) -> Plan:
         self._find_kernels()
@@ -214,14 +215,16 @@ class _Planner:
         writes_constant = bool(kernel.mutates) and self.root_of[inputs[0]] in self.constant
         if writes_constant:
             call = functools.partial(_call_on_copy, call)
-        if kernel.view and node.inputs[0] in self.written:
+        if kernel.view and node.inputs and node.inputs[0] in self.written:
             call = functools.partial(_copy_of_result, call)
         elif self._fold(node, kernel, call, inputs, tensors):
             return
         slots = tuple(self._new_slot() for _ in range(count))
         for index, slot in enumerate(slots):
             self.slot_of[Port(node.name, index)] = slot
-        if slots and inputs and (kernel.view or (kernel.mutates and not writes_constant)):
+        if kernel.view and not inputs:
+            self.foreign.add(slots[0])
+        elif kernel.view or (kernel.mutates and not writes_constant):
             self.root_of[slots[0]] = self.root_of[inputs[0]]
         outputs = slots[0] if count == 1 else slots
         self.plan.steps.append(Step(node, call, inputs, outputs, tensors, kernel.same_dtype))
@@ -355,7 +358,7 @@ class _Planner:
     def _mark_shared(self) -> None:
         """Find outputs whose memory may belong to something else as well."""
         roots = [self.root_of[slot] for slot in self.plan.output_slots]
-        owned = set(self.plan.input_slots) | self.constant
+        owned = set(self.plan.input_slots) | self.constant | self.foreign
         self.plan.shared_outputs = frozenset(
             i for i, root in enumerate(roots) if root in owned or root in roots[:i]
         )

@@ -60,7 +60,8 @@ class Kernel:
         inputs: in order.
         attrs: attribute name -> (default or ``inspect.Parameter.empty``, is a dtype).
         ignored: attributes that do not change the numbers.
-        view: the first output may share memory with the first input.
+        view: the first output may share memory with the first input (or, without inputs, with
+            memory that the graph does not own).
         mutates: input that is written in place and returned as the first output, "" for none.
         pure: same inputs, same outputs: may be computed once when all inputs are constants.
         same_dtype: inputs that must have the same dtype.
@@ -183,10 +184,7 @@ def bind_attrs(kernel: Kernel, given: dict[str, Any]) -> dict[str, Any]:
     unknown = [
         name
         for name in given
-        if not name.startswith("_")
-        and name not in kernel.attrs
-        and name not in kernel.ignored
-        and name not in _LAYOUT_HINTS
+        if name not in kernel.attrs and name not in kernel.ignored and name not in _LAYOUT_HINTS
     ]
     if unknown:
         raise LookupError(unknown[0])

@@ -14,6 +14,7 @@ import torch
 from moe_graph.emulator.engine import dtypes, ir
 from moe_graph.emulator.engine.errors import GraphError, KernelError
 from moe_graph.emulator.engine.model import Node
+from moe_graph.ops.errors import OpError
 
 
 @dataclass
@@ -84,6 +85,12 @@ def explain(step: Step, slots: Sequence[Any], error: Exception) -> NoReturn:
     if isinstance(error, KernelError):
         raise GraphError(
             error.got, argument=error.argument, want=error.want,
+            op=node.type, node=node.name, fx=node.fx,
+        ) from error  # fmt: skip
+    if isinstance(error, OpError):
+        product = f" on {error.product}" if error.product else ""
+        raise GraphError(
+            error.got, argument=error.argument, want=error.want + product, hint=error.hint,
             op=node.type, node=node.name, fx=node.fx,
         ) from error  # fmt: skip
     inputs = ", ".join(

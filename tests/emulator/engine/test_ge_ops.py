@@ -253,3 +253,19 @@ def test_empty_is_poisoned() -> None:
     assert (ints == ints[0]).all()
     assert ints[0] < -(10**9)
     assert (zero == 0).all()
+
+
+def test_a_tensor_at_an_address() -> None:
+    parameter = torch.randn(2, 3)
+
+    def build(x: Any) -> list[Any]:
+        there = ge.ConstPlaceHolder(
+            origin_shape=[2, 3], origin_format=2, storage_shape=[2, 3], storage_format=2,
+            expand_dim_rules="", dtype=DataType.DT_FLOAT, addr=parameter.data_ptr(),
+            size=parameter.nbytes,
+        )  # fmt: skip
+        return [ge.Add(x, there), there]
+
+    total, copy = run_ge(build, torch.ones(2, 3))
+    assert_same([total, copy], [parameter + 1, parameter])
+    assert copy.data_ptr() != parameter.data_ptr()

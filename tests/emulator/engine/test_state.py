@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+import torchair
 from through_torchair import assert_same, compiled, to_npu
 from torch import Tensor
 
@@ -84,10 +85,23 @@ def test_random_ops_follow_the_seed() -> None:
     assert not torch.equal(program(x)[0].cpu(), uniform), "the offset does not advance"
 
 
+def test_frozen_parameters_may_be_updated() -> None:
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = True
+    layer = torch.nn.Linear(4, 3).npu()
+    program = torch.compile(layer, backend=torchair.get_npu_backend(compiler_config=config))
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        for _ in range(2):
+            want = F.linear(x, layer.weight.cpu(), layer.bias.cpu())
+            assert_same(program(x.npu()), want)
+            layer.weight.mul_(2)
+
+
 def test_two_graphs_in_two_threads() -> None:
     torch.manual_seed(0)
-    first = torch.compile(lambda x: F.silu(x) @ x, backend=_backend())
-    second = torch.compile(lambda x: x.softmax(-1).sum(0), backend=_backend())
+    first = torch.compile(lambda x: F.silu(x) @ x, backend=torchair.get_npu_backend())
+    second = torch.compile(lambda x: x.softmax(-1).sum(0), backend=torchair.get_npu_backend())
     x = torch.randn(8, 8)
     want = (F.silu(x) @ x, x.softmax(-1).sum(0))
     assert_same((first(x.npu()), second(x.npu())), want)
@@ -109,9 +123,3 @@ def test_two_graphs_in_two_threads() -> None:
         assert len(got) == 20
         for each in got:
             assert_same(each, expected)
-
-
-def _backend() -> object:
-    import torchair
-
-    return torchair.get_npu_backend()

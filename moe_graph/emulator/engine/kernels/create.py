@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from moe_graph.emulator.engine.errors import KernelError
@@ -20,6 +22,36 @@ def fill(dims: Ints, value: Tensor) -> Tensor:
 def empty(shape: Ints, *, dtype: torch.dtype = torch.int32, init: bool = False) -> Tensor:
     """Fresh memory: zero when `init`, else poisoned."""
     return torch.zeros(shape, dtype=dtype) if init else poisoned(shape, dtype)
+
+
+@ge_op(
+    "ConstPlaceHolder",
+    view=True,
+    pure=False,
+    ignored=(
+        "origin_format",
+        "storage_format",
+        "expand_dim_rules",
+        "placement",
+        "update_node_from_fx_input_idx",
+    ),
+)
+def const_place_holder(
+    *,
+    origin_shape: list[int],
+    storage_shape: list[int],
+    dtype: torch.dtype,
+    addr: int,
+    size: int,
+) -> Tensor:
+    """The tensor at a device address that does not change: a frozen parameter."""
+    if storage_shape != origin_shape:
+        raise KernelError("storage_shape", storage_shape, f"{origin_shape}: a plain layout")
+    count = _count(origin_shape)
+    if count * dtype.itemsize > size:
+        raise KernelError("size", f"{size} bytes", f"{count * dtype.itemsize}")
+    memory = (ctypes.c_char * max(count * dtype.itemsize, 1)).from_address(addr)
+    return torch.frombuffer(memory, dtype=dtype, count=count).reshape(origin_shape)
 
 
 @ge_op("ZerosLike")
