@@ -25,11 +25,12 @@ import torch.fx
 from torch._dynamo.exc import RestartAnalysis
 
 from moe_graph.config import Config
-from moe_graph.converters import register_converters
+from moe_graph.converters import attention_tracing, register_converters
 from moe_graph.converters.coverage import LoweringError, missing_lowerings
 from moe_graph.converters.decompositions import decompositions
 from moe_graph.dumps import Dumps
 from moe_graph.float_inputs import make_constant
+from moe_graph.ops import use_product
 from moe_graph.passes import rewrite_moe_layers
 from moe_graph.provenance import GE_ATTRIBUTE, layer_in
 from moe_graph.report import KeptLayerError, LayerReport, Report, first_reasons
@@ -59,6 +60,7 @@ class MoeGraphBackend:
         self._compiler_config = compiler_config
         self._lock = threading.Lock()
         self._numbers = itertools.count()
+        attention_tracing.install()
         _BACKENDS.add(self)
 
     def __call__(
@@ -79,15 +81,16 @@ class MoeGraphBackend:
         compilation = self.begin(gm)
         register_converters()
         try:
-            return compile_with_torchair(
-                gm,
-                example_inputs,
-                compiler_config=compilation.compiler_config,
-                decompositions=decompositions(),
-                observer=compilation,
-                options=options,
-                convert=convert,
-            )
+            with use_product(self.config.product):
+                return compile_with_torchair(
+                    gm,
+                    example_inputs,
+                    compiler_config=compilation.compiler_config,
+                    decompositions=decompositions(),
+                    observer=compilation,
+                    options=options,
+                    convert=convert,
+                )
         except RestartAnalysis:
             # Dynamo traces the frame again and comes back with another graph.
             with self._lock:

@@ -1,8 +1,8 @@
 """Makes constants of the Python floats that dynamo passed to a graph as inputs.
 
-With ``dynamic=True`` dynamo turns every float that a model reads, a norm's epsilon or an attention's
-scale, into an input: a 0-d fp64 tensor on the host. The graph engine returns all results on the
-device, so such a scalar, saved for backward, would come back in the wrong place.
+With ``dynamic=True`` dynamo turns every float that a model reads, a norm's epsilon or the scale of
+an attention, into an input: a 0-d fp64 tensor on the host. The graph engine returns all results on
+the device, so such a scalar, saved for backward, would come back in the wrong place.
 
     s: Sym(zf0) = eps.item();  x + s        ->        x + 1e-6, guarded by eps == 1e-6
 

@@ -9,12 +9,14 @@ another version of TorchAir fails with one clear line.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch.fx
+from torch._guards import detect_fake_mode
 
 from moe_graph.provenance import annotate, annotate_custom_nodes
 
@@ -96,7 +98,9 @@ def compile_with_torchair(
         observer.before_conversion(aot_gm)
         annotate(aot_gm)
         try:
-            compiled = convert(aot_gm, aot_inputs)
+            # Without a fake mode TorchAir would run real kernels to learn the shapes of a backward.
+            with detect_fake_mode(aot_inputs) or contextlib.nullcontext():
+                compiled = convert(aot_gm, aot_inputs)
         except Exception as error:
             raise observer.conversion_failed(aot_gm, error) from error
         ge_graph = getattr(getattr(compiled, "runner", None), "graph", None)

@@ -8,6 +8,7 @@ taken wherever there is one.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,10 +22,8 @@ from moe_graph.converters.attention import ATTENTION_DECOMPOSITIONS
 aten = torch.ops.aten
 npu = torch.ops.npu
 
-_FROM_PYTORCH = (
-    aten.silu_backward,  # the converter refuses every call; every gated MLP needs it to train
-    aten._safe_softmax,  # no converter; attention with a float mask uses it
-)
+# The converter refuses every call; every gated MLP needs it to train.
+_FROM_PYTORCH = (aten.silu_backward,)
 
 
 def _cast_backward(grad: Tensor, dtype: torch.dtype) -> Tensor:
@@ -33,6 +32,20 @@ def _cast_backward(grad: Tensor, dtype: torch.dtype) -> Tensor:
     torch_npu turns ``x.to(dtype)`` into an op of its own, whose gradient has no converter.
     """
     return grad.to(dtype)
+
+
+def _softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax as attention in matrix products has it: on NPU tensors it reaches the graph whole."""
+    return aten._softmax.default(x if dtype is None else x.to(dtype), dim, False)
+
+
+def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax that gives zeros where all of a row is -inf: attention with a float mask uses it.
+
+    It has no converter, and PyTorch's decomposition needs ``all`` over a dimension, which has none.
+    """
+    row_max, _ = x.max(dim, keepdim=True)
+    return _softmax(x, dim, dtype).masked_fill(row_max == -math.inf, 0.0)
 
 
 def _repeat_interleave(
@@ -102,6 +115,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         **get_decompositions(_FROM_PYTORCH),
         npu._npu_dtype_cast_backward.default: _cast_backward,
+        aten.softmax.int: _softmax,
+        aten._safe_softmax.default: _safe_softmax,
         aten.repeat_interleave.self_int: _repeat_interleave,
         aten.matmul_backward.default: _matmul_backward,
         aten.slice_backward.default: _slice_backward,

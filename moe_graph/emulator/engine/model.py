@@ -54,7 +54,7 @@ class Node:
         input_descs: one per entry of `inputs`.
         controls: nodes that must run before this one, though no value flows.
         attrs: attribute name -> int, float, bool, str, list of these, or a tensor; without notes
-            for GE's compiler, whose names begin with "_".
+            for GE's compiler, whose names begin with "_", and the origin.
         output_descs: one per output.
         fx: ``"<FX node> (<target>) in <module and source line>"`` it came from, empty when TorchAir
             recorded none.
@@ -141,7 +141,11 @@ def _node(op: Any) -> Node:
         inputs=tuple(inputs),
         input_descs=tuple(_desc(desc) for desc in op.input_desc),
         controls=tuple(controls),
-        attrs={name: _attr(value) for name, value in op.attr.items() if name[0] != "_"},
+        attrs={
+            name: _attr(value)
+            for name, value in op.attr.items()
+            if not name.startswith("_") and name != _ORIGIN
+        },
         output_descs=output_descs,
         fx=next((desc.fx for desc in output_descs if desc.fx), ""),
     )
