@@ -129,20 +129,19 @@ class Facts:
             for other in self.memory.sharing(call.writes):
                 if self._now.pop(other, None) is not None and other is not call.writes:
                     self._cause[other] = _written_through_view(node, other)
-        if isinstance(found, Miss):
+        inherited = next(filter(None, map(self._cause.get, node.all_input_nodes)), None)
+        if isinstance(found, Miss) and inherited is None:
             self.misses.append(found)
             self._cause[node] = found
-        elif found is not None:
+        elif isinstance(found, Fact):
             self.given[node] = found
             self._now[node] = found
             if call.writes is not None:
                 self._now[call.writes] = found
                 self._cause.pop(call.writes, None)
             return
-        else:
-            cause = next(filter(None, map(self._cause.get, node.all_input_nodes)), None)
-            if cause is not None:
-                self._cause[node] = cause
+        elif inherited is not None:
+            self._cause[node] = inherited
         if call.writes is not None and node in self._cause:
             self._cause[call.writes] = self._cause[node]
 

@@ -4,8 +4,10 @@
 
     bmm(w[ids], x)                     the weights of every slot, gathered
     linear(x[where(ids == e)], w[e])   one product per expert, in a loop
+    ids_by_row >= experts              rows of experts on other devices, masked out
 
-Both end in a :class:`~moe_graph.passes.misses.Miss` of the check ``form``.
+They end in a :class:`~moe_graph.passes.misses.Miss` of the check ``form`` or
+``expert-parallel-sentinel``.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from moe_graph.passes.facts import (
     ExpertIds,
     Fact,
     Hit,
+    Layout,
     MasksByExpert,
     OneHot,
     Outputs,
@@ -47,6 +50,20 @@ def _eq(call: Call, facts: Facts) -> Fact | Miss | None:
     if isinstance(fact, ExpertIds) and expert is not None:
         return Hit(fact.root, expert)
     return elementwise(call, facts)
+
+
+@rule("ge")
+def _ge(call: Call, facts: Facts) -> Fact | Miss | None:
+    fact = facts.of(call["input"])
+    if not isinstance(fact, ExpertIds) or fact.layout is not Layout.ROWS:
+        return elementwise(call, facts)
+    return Miss(
+        "expert-parallel-sentinel",
+        call.node,
+        fact.root,
+        lambda: f"ids compared with {call['other']}: an expert-parallel layer",
+        "experts that are all on this device",
+    )
 
 
 @rule("select")

@@ -195,7 +195,7 @@ def _searchsorted(call: Call, facts: Facts) -> Fact | None:
 
 
 @rule("cumsum")
-def _cumsum(call: Call, facts: Facts) -> Fact | None:
+def _cumsum(call: Call, facts: Facts) -> Fact | Miss | None:
     fact = facts.of(call["input"])
     if isinstance(fact, Counts) and meta.wrap_dim(call["dim"], 1) == 0:
         return Ends(fact.root, fact.experts)

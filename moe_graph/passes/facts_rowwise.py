@@ -76,7 +76,7 @@ def elementwise(call: Call, facts: Facts) -> Fact | Miss | None:
     for operand in operands:
         grouped = grouped_order(facts.of(operand)) is not None
         if not _fits_rows(meta.shape(operand), dims, grouped):
-            return facts.cause(operand) or _foreign_operand(call, row_wise, operand)
+            return _foreign_operand(call, row_wise, operand)
     return row_wise
 
 
@@ -98,7 +98,7 @@ def _foreign_operand(call: Call, rows: RowWise, operand: Node) -> Miss:
     )
 
 
-@rule(*sorted(ELEMENTWISE - {"div", "eq", "mul", "where"}))
+@rule(*sorted(ELEMENTWISE - {"div", "eq", "ge", "mul", "where"}))
 def _elementwise(call: Call, facts: Facts) -> Fact | Miss | None:
     return elementwise(call, facts)
 
@@ -199,7 +199,7 @@ def _grouped_mm(call: Call, facts: Facts) -> Fact | Miss | None:
         return None
     experts = meta.shape(weight)[0]
     if not isinstance(ends, Ends):
-        return facts.cause(call["offs"]) or Miss(
+        return Miss(
             "group-ends",
             call.node,
             body.root,

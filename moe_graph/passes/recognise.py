@@ -13,7 +13,17 @@ from torch.fx import Graph, Node
 
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.checks import failed_check
-from moe_graph.passes.facts import AboutRoot, Combined, Ends, Root, Rows, RowWise, Unpermuted
+from moe_graph.passes.facts import (
+    AboutRoot,
+    Combined,
+    Ends,
+    Root,
+    Rows,
+    RowsOfExpert,
+    RowWise,
+    Unpermuted,
+    WeightsOfSlots,
+)
 from moe_graph.passes.layer import Layer, layer_of
 from moe_graph.passes.misses import Miss
 
@@ -69,12 +79,21 @@ def _roots_of_products(graph: Graph, facts: Facts) -> dict[Root, Node]:
             root = _root_of(facts, call["input"]) or _root_of(facts, call["offs"])
             if root is not None:
                 roots.setdefault(root, node)
-    # One product alone says little: a layer of another form has two or more.
-    forms = [miss for miss in facts.misses if miss.check == "form" and miss.root is not None]
-    for miss in forms:
-        if sum(other.root is miss.root for other in forms) > 1:
-            roots.setdefault(miss.root, miss.node)  # type: ignore[arg-type]
+    for miss in facts.misses:
+        if miss.check == "form" and miss.root is not None and _has_several(facts, miss.root):
+            roots.setdefault(miss.root, miss.node)
     return roots
+
+
+def _has_several(facts: Facts, root: Root) -> bool:
+    """Tell whether several experts' rows, or several weights by slot, come from the ids.
+
+    One product alone says little: a layer has two or more.
+    """
+    about = [fact for fact in facts.given.values() if isinstance(fact, AboutRoot)]
+    experts = {f.expert for f in about if isinstance(f, RowsOfExpert) and f.root is root}
+    weights = [f for f in about if isinstance(f, WeightsOfSlots) and f.root is root]
+    return len(experts) > 1 or len(weights) > 1
 
 
 def _root_of(facts: Facts, value: object) -> Root | None:
@@ -94,7 +113,7 @@ def _nearest_miss(facts: Facts, root: Root) -> Miss:
     about = (n for n, f in facts.given.items() if isinstance(f, AboutRoot) and f.root is root)
     last = max(about, key=facts.position.__getitem__)
     user = next((user for user in last.users if user not in facts.given), last)
-    return Miss(
+    return facts.cause(user) or Miss(
         "combine",
         user,
         root,

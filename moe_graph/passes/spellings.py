@@ -42,6 +42,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "full": {"size": REQUIRED, "fill_value": REQUIRED},
     "full_like": {"input": REQUIRED, "fill_value": REQUIRED},
     "gather": {"input": REQUIRED, "dim": REQUIRED, "index": REQUIRED},
+    "eq": {"input": REQUIRED, "other": REQUIRED},
     "ge": {"input": REQUIRED, "other": REQUIRED},
     "grouped_mm": {
         "input": REQUIRED,

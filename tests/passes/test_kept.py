@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from moe_graph.report import LayerReport
 from tests.passes.capturing import compile_rewritten
+from tests.passes.families import FAMILIES
+from tests.passes.families import HIDDEN as FAMILY_HIDDEN
 from tests.passes.handwritten import (
     DISPATCHES,
     EXPERTS,
@@ -228,3 +230,88 @@ def test_reasons_are_not_formatted_until_asked_for(monkeypatch: pytest.MonkeyPat
     compiled, capture = compile_rewritten(lambda x: x[torch.sort(x[:, 0])[1] // 3])
     compiled(torch.randn(6, 2))
     assert capture.layers == []
+
+
+def test_rows_written_before_the_combine_are_kept() -> None:
+    def combine(r: Routing, y: Tensor) -> Tensor:
+        weighted = y * r.weights.view(-1)[r.order].unsqueeze(-1)
+        y.zero_()
+        return weighted[torch.argsort(r.order)].view(TOKENS, TOP_K, HIDDEN).sum(1)
+
+    layer = kept_layer(HandwrittenMoe(combine=combine))
+    assert layer.reasons[0].check == "in-place-write"
+
+
+def _twice(r: Routing, y: Tensor) -> Tensor:
+    slots = y[torch.argsort(r.order)].view(TOKENS, TOP_K, HIDDEN)
+    return slots.sum(1) + (slots * r.weights.unsqueeze(-1)).sum(1)
+
+
+def test_rows_combined_twice_are_kept() -> None:
+    module, x = HandwrittenMoe(combine=_twice), torch.randn(TOKENS, HIDDEN)
+    compiled, capture = compile_rewritten(module)
+    torch.testing.assert_close(compiled(x), module(x))
+    assert capture.after == capture.before
+    assert {layer.reasons[0].check for layer in capture.layers} == {"interior-user"}
+
+
+class GatheredWeights(HandwrittenMoe):
+    """The weights of every slot gathered, as ``batched_mm`` does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        r = self.route(x)
+        rows = x.repeat_interleave(TOP_K, dim=0)
+        h = torch.bmm(self.w13[r.flat], rows.unsqueeze(-1)).squeeze(-1)
+        gate, up = h.chunk(2, -1)
+        y = torch.bmm((functional.silu(gate) * up).unsqueeze(1), self.w2[r.flat]).squeeze(1)
+        return (y * r.weights.view(-1, 1)).view(TOKENS, TOP_K, -1).sum(1)
+
+
+class LoopOverExperts(HandwrittenMoe):
+    """One product per expert, on the tokens that chose it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        r, out = self.route(x), torch.zeros_like(x)
+        for expert in range(EXPERTS):
+            token, position = torch.where(r.ids == expert)
+            gate, up = functional.linear(x[token], self.w13[expert]).chunk(2, -1)
+            y = functional.linear(functional.silu(gate) * up, self.w2[expert].t())
+            out.index_add_(0, token, y * r.weights[token, position, None])
+        return out
+
+
+class LoopOverMasks(HandwrittenMoe):
+    """The same by the rows of a one-hot mask."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        r, out = self.route(x), torch.zeros_like(x)
+        mask = functional.one_hot(r.ids, EXPERTS).permute(2, 1, 0)
+        for expert in range(EXPERTS):
+            position, token = torch.where(mask[expert])
+            gate, up = functional.linear(x[token], self.w13[expert]).chunk(2, -1)
+            y = functional.linear(functional.silu(gate) * up, self.w2[expert].t())
+            out.index_add_(0, token, y * r.weights[token, position, None])
+        return out
+
+
+@pytest.mark.parametrize("module", [GatheredWeights, LoopOverExperts, LoopOverMasks])
+def test_other_forms_are_named(module: type[nn.Module]) -> None:
+    layer = kept_layer(module())
+    assert layer.reasons[0].check == "form"
+    assert "grouped_mm" in layer.reasons[0].hint
+
+
+@pytest.mark.parametrize("model", ["mixtral", "gpt_oss"])
+def test_expert_parallel_sentinel_is_kept(model: str) -> None:
+    block = next(family for family in FAMILIES if family.model == model).build().eval()
+    block.experts._is_expert_parallel = True
+    compiled, capture = compile_rewritten(block)
+    x = torch.randn(2, 9, FAMILY_HIDDEN)
+    result, expected = compiled(x), block(x)
+    if isinstance(result, tuple):
+        result, expected = result[0], expected[0]
+    torch.testing.assert_close(result, expected)
+    (layer,) = capture.layers
+    assert layer.status == "kept"
+    assert layer.path == "experts"
+    assert layer.reasons[0].check == "expert-parallel-sentinel"

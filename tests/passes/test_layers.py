@@ -187,6 +187,45 @@ def test_body_stays_as_it_is(body: Any) -> None:
     assert capture.ops["grouped_matmul_single"] == (3 if body is _two_products else 2)
 
 
+def _in_place_weights(r: Routing, y: Tensor) -> Tensor:
+    y.mul_(r.weights.view(-1)[r.order].unsqueeze(-1))
+    return y[torch.argsort(r.order)].view(-1, TOP_K, HIDDEN).sum(1)
+
+
+def test_rows_weighted_in_place() -> None:
+    capture = check_all_rewritten(HandwrittenMoe(combine=_in_place_weights), layers=1)
+    assert "sort" not in capture.ops
+
+
+def _cast_weights(r: Routing, y: Tensor) -> Tensor:
+    weighted = y.float() * r.weights.view(-1)[r.order].to(y.dtype).unsqueeze(-1)
+    return weighted[torch.argsort(r.order)].view(-1, TOP_K, HIDDEN).sum(1).to(y.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_weights_keep_the_dtype_that_they_multiply_with(dtype: torch.dtype) -> None:
+    module, x = HandwrittenMoe(combine=_cast_weights).to(dtype), torch.randn(TOKENS, HIDDEN)
+    compiled, capture = compile_rewritten(module)
+    with torch.no_grad():
+        result, expected = compiled(x.to(dtype)), module(x.to(dtype))
+        exact = module.float()(x)
+    assert [layer.status for layer in capture.layers] == ["rewritten"]
+    assert "index" not in capture.ops
+    assert result.dtype == dtype
+    allowed = 2 * (expected.float() - exact).abs().max() + 1e-5
+    assert (result.float() - exact).abs().max() <= allowed
+
+
+def test_ids_and_weights_by_batch_and_position() -> None:
+    class Batched(HandwrittenMoe):
+        def forward(self, x: Tensor) -> Tensor:
+            weights, ids = self.router(x.view(3, -1, HIDDEN)).softmax(-1).topk(TOP_K)
+            self.route = lambda x: Routing(x, weights.view(-1, TOP_K), ids)
+            return super().forward(x)
+
+    check_all_rewritten(Batched(), layers=1)
+
+
 def _by_make_fx(module: nn.Module, x: Tensor) -> torch.fx.GraphModule:
     def call(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         return torch.func.functional_call(module, parameters, (x,))
