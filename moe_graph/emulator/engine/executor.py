@@ -16,7 +16,7 @@ from moe_graph.emulator.engine import dtypes
 from moe_graph.emulator.engine.errors import GraphError
 from moe_graph.emulator.engine.model import Desc
 from moe_graph.emulator.engine.plan import Plan
-from moe_graph.emulator.engine.steps import explain, run_checked
+from moe_graph.emulator.engine.steps import explain, plain_cpu, run_checked
 
 
 class Executor:
@@ -47,7 +47,7 @@ class Executor:
             GraphError: an input does not fit its Data node, a node fails, or a result does not have
                 the declared dtype or shape.
         """
-        with torch.inference_mode():
+        with plain_cpu():
             slots = self._fill_slots(inputs)
             if self._dtypes_checked:
                 self._run_steps(slots)

@@ -24,7 +24,7 @@ from moe_graph.emulator.engine import registry
 from moe_graph.emulator.engine.errors import GraphError, KernelError
 from moe_graph.emulator.engine.model import INPUT_TYPES, Graph, Node, Port
 from moe_graph.emulator.engine.registry import HOST_LIST, HOST_SCALAR, TENSORS, Kernel
-from moe_graph.emulator.engine.steps import Step, run_checked
+from moe_graph.emulator.engine.steps import Step, plain_cpu, run_checked
 
 _CONSTANTS = frozenset({"Const", "Constant"})
 #: A constant larger than this (elements) is recomputed per run rather than kept.
@@ -331,7 +331,7 @@ class _Planner:
             return False
         template = self.plan.template
         step = Step(node, call, inputs, -1, tensors, kernel.same_dtype)
-        with torch.inference_mode():
+        with plain_cpu():
             results = run_checked(step, template)
         if any(result.numel() > FOLD_LIMIT for result in results):
             return False

@@ -5,7 +5,8 @@ A failing kernel is reported with the GE node, the FX node it came from and its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -35,6 +36,22 @@ class Step:
     tensors: tuple[tuple[str, int], ...] = ()
     same_dtype: tuple[str, ...] = ()
     dead: tuple[int, ...] = ()
+
+
+@contextlib.contextmanager
+def plain_cpu() -> Iterator[None]:
+    """Compute without autograd, and whatever the caller has set for its own PyTorch calls.
+
+    Autocast, a default device or a dispatch mode must not reach into the kernels: to the caller
+    a graph is one operator of the device.
+    """
+    with (
+        torch.inference_mode(),
+        torch.autocast("cpu", enabled=False),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableTorchDispatch(),
+    ):
+        yield
 
 
 def run_checked(step: Step, slots: Sequence[Any]) -> list[Any]:

@@ -8,8 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 import torchair
+from ge_graphs import SESSION, add, ge, serialise
 from through_torchair import assert_same, compiled, to_npu
 from torch import Tensor
+from torchair.ge import DataType
+
+from moe_graph.emulator.engine import session
 
 
 def test_a_step_of_momentum_writes_its_state() -> None:
@@ -83,6 +87,28 @@ def test_random_ops_follow_the_seed() -> None:
     assert abs(gaussian.std() - 1) < 0.05
     assert_same(draw(), [uniform, gaussian])
     assert not torch.equal(program(x)[0].cpu(), uniform), "the offset does not advance"
+
+
+def test_settings_of_the_caller_do_not_reach_into_the_graph() -> None:
+    """Autocast for CPU tensors, default dtype and default device are the caller's business."""
+    x = torch.randn(16, 16)
+    want = [x @ x, F.silu(x), torch.arange(3, dtype=torch.int32), x @ x.tril()]
+    model = serialise(
+        lambda x: [
+            ge.MatMul(x, x, None), ge.Swish(x),
+            ge.Range(*(ge.Const(bound, DataType.DT_INT32) for bound in (0, 3, 1))),
+            ge.MatMul(x, ge.Tril(x), None),
+        ], [x],
+    )  # fmt: skip
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = session.run(SESSION, add(model), [x])
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert_same(got, want)
 
 
 def test_frozen_parameters_may_be_updated() -> None:

@@ -69,7 +69,7 @@ def conv_grad_input(
     dilations: list[int],
     groups: int = 1,
 ) -> Tensor:
-    x = torch.empty(input_size)
+    x = torch.empty(input_size, dtype=torch.float32)
     grads = _conv_backward(
         out_backprop, x, filter, strides, pads, dilations, groups, [True, False, False]
     )
@@ -88,7 +88,7 @@ def conv_grad_filter(
     groups: int = 1,
 ) -> Tensor:
     """Gradient of the filter, in fp32 as on the device."""
-    filter = torch.empty(filter_size)
+    filter = torch.empty(filter_size, dtype=torch.float32)
     grads = _conv_backward(
         out_backprop, x, filter, strides, pads, dilations, groups, [False, True, False]
     )

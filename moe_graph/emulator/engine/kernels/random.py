@@ -20,19 +20,24 @@ def _generator(*state: int) -> torch.Generator:
     return torch.Generator().manual_seed(mixed & (_MASK_64 >> 1))
 
 
+def _uniform(shape: list[int], *state: int) -> Tensor:
+    return torch.rand(shape, generator=_generator(*state), dtype=torch.float32)
+
+
 @ge_op("StatelessRandomUniformV2")
 def random_uniform(
     shape: Ints, key: Ints, counter: Ints, alg: Int, *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Uniform in [0, 1)."""
-    return torch.rand(shape, generator=_generator(*key, *counter)).to(dtype)
+    return _uniform(shape, *key, *counter).to(dtype)
 
 
 @ge_op("StatelessRandomNormalV2")
 def random_normal(
     shape: Ints, key: Ints, counter: Ints, alg: Int, *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    return torch.randn(shape, generator=_generator(*key, *counter)).to(dtype)
+    generator = _generator(*key, *counter)
+    return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
 
 
 @ge_op("StatelessBernoulli")
@@ -45,8 +50,7 @@ def bernoulli(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """1 with probability `prob` (broadcast to `shape`), else 0."""
-    uniform = torch.rand(shape, generator=_generator(seed, offset))
-    return (uniform < prob.float()).to(dtype)
+    return (_uniform(shape, seed, offset) < prob.float()).to(dtype)
 
 
 @ge_op("StatelessRandperm")
@@ -61,8 +65,7 @@ def dropout_mask(shape: Ints, prob: Number, seed: Int, seed1: Int, offset: Ints 
     """Bits, 1 with probability `prob`, packed into uint8, lowest bit first."""
     count = torch.Size(shape).numel()
     length = -(-count // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
-    generator = _generator(seed, seed1, *(offset or []))
-    bits = torch.rand(length, generator=generator) < float(prob)
+    bits = _uniform([length], seed, seed1, *(offset or [])) < float(prob)
     weights = torch.tensor([1 << bit for bit in range(8)], dtype=torch.int32)
     return (bits.reshape(-1, 8) * weights).sum(1).to(torch.uint8)
 
