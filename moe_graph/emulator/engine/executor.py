@@ -25,6 +25,10 @@ class Executor:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._loop = [(step.call, step.inputs, step.outputs, step.dead) for step in plan.steps]
+        self._expected = [
+            (slot, node.output_descs[0].dtype, node.output_descs[0].shape)
+            for slot, node in zip(plan.input_slots, plan.input_nodes, strict=True)
+        ]
         self._dtypes_checked = False
 
     def run(
@@ -61,21 +65,29 @@ class Executor:
             return self._write(results, outputs, inputs)
 
     def _fill_slots(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
-        plan = self._plan
-        if len(inputs) != len(plan.input_slots):
-            raise GraphError(f"{len(inputs)} inputs", want=f"{len(plan.input_slots)}")
-        slots = plan.template.copy()
-        for slot, node, tensor in zip(plan.input_slots, plan.input_nodes, inputs, strict=True):
-            if node.output_descs[0].shape == () and tensor.numel() == 1:
-                tensor = tensor.reshape(())  # TorchAir passes a size as a vector of one element
-            mismatch = _mismatch(tensor, node.output_descs[0])
-            if mismatch:
-                raise GraphError(
-                    mismatch[0], argument=f"run input {node.attrs.get('index', 0)}",
-                    want=mismatch[1], op=node.type, node=node.name, fx=node.fx,
-                )  # fmt: skip
+        if len(inputs) != len(self._expected):
+            raise GraphError(f"{len(inputs)} inputs", want=f"{len(self._expected)}")
+        slots = self._plan.template.copy()
+        for index, (slot, dtype, shape) in enumerate(self._expected):
+            tensor = inputs[index]
+            if tensor.dtype is not dtype or tensor.shape != shape:
+                tensor = self._fit_input(index, tensor)
             slots[slot] = tensor
         return slots
+
+    def _fit_input(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an input that is not exactly what its Data node declares, if it fits."""
+        node = self._plan.input_nodes[index]
+        desc = node.output_descs[0]
+        if desc.shape == () and tensor.numel() == 1:
+            tensor = tensor.reshape(())  # TorchAir passes a size as a vector of one element
+        mismatch = _mismatch(tensor, desc)
+        if mismatch:
+            raise GraphError(
+                mismatch[0], argument=f"run input {index}", want=mismatch[1],
+                op=node.type, node=node.name, fx=node.fx,
+            )  # fmt: skip
+        return tensor
 
     def _run_steps(self, slots: list[Any]) -> None:
         position = 0
