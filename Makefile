@@ -3,8 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
 SOURCES := $(wildcard moe_graph/emulator/cann/*)
+# An editable install maps modules by name, so a new file asks for a new one.
+MODULES := $(shell find moe_graph -name '*.py' | sort | cksum | cut -d ' ' -f 1)
+STAMP := $(VENV)/.installed-$(MODULES)
 JOBS ?= 2
 
 # One thread per test process: the tests run side by side.

@@ -15,7 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import moe_graph  # first: loads the emulated Ascend stack where no CANN is installed
@@ -28,10 +28,12 @@ from rich.table import Table
 from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
+from moe_graph.converters.decompositions import decompositions
+
 HIDDEN, EXPERTS, TOP_K, INTERMEDIATE, TOKENS = 512, 32, 4, 256, 2048
 RESULTS = Path(__file__).parent / "results" / "moe_block.json"
 OURS = "moe_graph, emulated NPU"
-TORCHAIR = "TorchAir, batched_mm, emulated NPU"
+TORCHAIR = "TorchAir alone, batched_mm, emulated NPU"
 
 Compiler = Callable[[torch.nn.Module], Callable[[torch.Tensor], torch.Tensor]]
 
@@ -66,7 +68,7 @@ def peers() -> list[Peer]:
             TORCHAIR,
             "batched_mm",
             "npu",
-            lambda block: torch.compile(block, backend=torchair.get_npu_backend()),
+            lambda block: torch.compile(block, backend=torchair_alone()),
         ),
         Peer(
             OURS,
@@ -75,6 +77,12 @@ def peers() -> list[Peer]:
             lambda block: torch.compile(block, backend=moe_graph.npu_backend(), fullgraph=True),
         ),
     ]
+
+
+def torchair_alone() -> Callable[..., object]:
+    """Return TorchAir's backend, with one decomposition without which it cannot run this block."""
+    repeat = torch.ops.aten.repeat_interleave.self_int
+    return torchair.get_npu_backend(custom_decompositions={repeat: decompositions()[repeat]})
 
 
 def make_block(experts: str) -> MixtralSparseMoeBlock:
@@ -93,8 +101,24 @@ def make_block(experts: str) -> MixtralSparseMoeBlock:
     return block
 
 
-def measure(peer: Peer, *, training: bool, repeats: int) -> Figures:
-    """Measure one peer; a peer that cannot run says why in its note."""
+@dataclass
+class Candidate:
+    """A peer that is compiled and has run once."""
+
+    peer: Peer
+    step: Callable[[], None]
+    figures: Figures
+    first_s: float
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def slow(self) -> bool:
+        """Whether one measured step has to do."""
+        return self.peer.experts == "batched_mm"
+
+
+def prepare(peer: Peer, *, training: bool) -> Candidate:
+    """Compile one peer and run it once; a peer that cannot run says why in its note."""
     torch._dynamo.reset()
     block = make_block(peer.experts).to(peer.device).train(training)
     hidden = torch.randn(1, TOKENS, HIDDEN, generator=torch.Generator().manual_seed(1))
@@ -111,16 +135,16 @@ def measure(peer: Peer, *, training: bool, repeats: int) -> Figures:
             with torch.no_grad():
                 run(hidden)
 
+    graphs_before = _ge_graphs()
     try:
         first = _seconds(step)
     except Exception as error:  # a peer that fails is a result
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return Figures(note=f"{type(error).__name__}: {lines[0][:90]}")
-    times = [_seconds(step) for _ in range(repeats)]
-    median = statistics.median(times)
-    nodes = _ge_nodes() if peer.device == "npu" else None
-    compile_s = max(first - median, 0.0) if peer.compiler else None
-    return Figures(compile_s, nodes, median * 1e3)
+        raised = [index for index, line in enumerate(lines) if line.endswith("raised:")]
+        return Candidate(peer, step, Figures(note=lines[raised[-1] + 1 if raised else 0]), 0.0)
+    graphs = [nodes for key, nodes in _ge_graphs().items() if key not in graphs_before]
+    figures = Figures(ge_nodes=sum(graphs) if peer.device == "npu" else None)
+    return Candidate(peer, step, figures, first)
 
 
 def _seconds(step: Callable[[], None]) -> float:
@@ -130,13 +154,14 @@ def _seconds(step: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def _ge_nodes() -> int | None:
-    """Count the GE nodes of the graphs that live in the emulated engine."""
+def _ge_graphs() -> dict[tuple[int, int], int]:
+    """Return the graphs that live in the emulated engine and their numbers of nodes."""
     if not moe_graph.emulated:
-        return None
+        return {}
     from moe_graph.emulator.engine import session
 
-    return sum(sum(counts.values()) for counts in session.node_counts().values())
+    counts = session.node_counts().items()
+    return {key: sum(sum(types.values()) for types in nodes.values()) for key, nodes in counts}
 
 
 def gathered_weight_bytes() -> int:
@@ -144,19 +169,28 @@ def gathered_weight_bytes() -> int:
     return TOKENS * TOP_K * (3 * INTERMEDIATE * HIDDEN) * 4
 
 
-def sweep(training: bool, repeats: int) -> dict[str, Figures]:
-    """Measure every peer in one mode."""
-    results = {}
+def sweep(training: bool, rounds: int) -> dict[str, Figures]:
+    """Measure every peer in one mode, round by round, so that noise meets all of them alike."""
+    results, running = {}, []
     for peer in peers():
-        slow = peer.experts == "batched_mm"
-        if slow and training:
+        if peer.experts == "batched_mm" and training:
             gib = gathered_weight_bytes() / 2**30
-            results[peer.name] = Figures(
-                note=f"not run: gathers {gib:.0f} GiB of weights, several times over"
-            )
+            note = f"not run: gathers {gib:.0f} GiB of weights, several times over"
+            results[peer.name] = Figures(note=note)
             continue
-        results[peer.name] = measure(peer, training=training, repeats=1 if slow else repeats)
-        gc.collect()
+        candidate = prepare(peer, training=training)
+        results[peer.name] = candidate.figures
+        if not candidate.figures.note:
+            running.append(candidate)
+    for number in range(rounds):
+        for candidate in running:
+            if number == 0 or not candidate.slow:
+                candidate.times.append(_seconds(candidate.step))
+    for candidate in running:
+        median = statistics.median(candidate.times)
+        candidate.figures.step_ms = median * 1e3
+        if candidate.peer.compiler:
+            candidate.figures.compile_s = max(candidate.first_s - median, 0.0)
     return results
 
 
@@ -186,8 +220,9 @@ def _number(value: float | None, digits: int) -> str:
 def main() -> None:
     """Measure, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
+    torch._inductor.config.force_disable_caches = True  # or it compiles nothing the second time
     console = Console(width=150)
     saved: dict[str, object] = {
         "shape": {
@@ -200,7 +235,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
     }
     for mode, training in (("inference", False), ("training", True)):
-        results = sweep(training, options.repeats)
+        results = sweep(training, options.rounds)
         console.print(as_table(mode, results))
         saved[mode] = {name: asdict(figures) for name, figures in results.items()}
     RESULTS.parent.mkdir(exist_ok=True)

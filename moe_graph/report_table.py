@@ -35,7 +35,8 @@ def _layer_table(report: Report) -> Table:
         f"{len(report.rewritten)} of {_plural(len(report.layers), 'MoE layer')} rewritten"
     )
     table = Table(title=title, title_justify="left")
-    for name in ("layer", "source", "status", "form", "router"):
+    table.add_column("layer", no_wrap=True)
+    for name in ("source", "status", "form", "router"):
         table.add_column(name, overflow="fold")
     table.add_column("FX nodes", justify="right", no_wrap=True)
     table.add_column("GE nodes", overflow="fold")
