@@ -269,3 +269,47 @@ def test_a_tensor_at_an_address() -> None:
     total, copy = run_ge(build, torch.ones(2, 3))
     assert_same([total, copy], [parameter + 1, parameter])
     assert copy.data_ptr() != parameter.data_ptr()
+
+
+THREADED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "sums": (
+        lambda x: [ge.ReduceSum(x, [0, 1]), ge.ReduceMean(x, [0, 1]), ge.ReduceSum(x, [0]),
+                   ge.ReduceSum(x, [1]), ge.Cumsum(x, 0)],
+        (torch.randn(701, 503),)),
+    "softmaxes": (
+        lambda x: [ge.SoftmaxV2(x, axes=[0]), ge.SoftmaxV2(x), ge.LogSoftmaxV2(x, axes=[0])],
+        (torch.randn(701, 503),)),
+    "layer norm": (
+        lambda dy, x, gamma, rstd, mean: ge.LayerNormGradV3(dy, x, rstd, mean, gamma),
+        (torch.randn(701, 503), torch.randn(701, 503), torch.randn(503), torch.rand(701, 1),
+         torch.randn(701, 1))),
+    "scatters": (
+        lambda x, ids, rows: [
+            ge.ScatterAdd(ge.TensorMove(x), ids, rows), ge.UnsortedSegmentSum(rows, ids, 100),
+            ge.IndexPutV2(ge.TensorMove(x), rows, [1, 0], [1, 0], [ids], accumulate=True),
+            ge.EmbeddingDenseGrad(rows, ids, num_weights=100)],
+        (torch.randn(100, 64), torch.randint(0, 100, (5000,)), torch.randn(5000, 64))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THREADED)
+def test_bits_do_not_depend_on_the_number_of_threads(name: str) -> None:
+    build, inputs = THREADED[name]
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(run_ge(build, *inputs))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_long_sum(dtype: torch.dtype) -> None:
+    x = torch.randn(211, 331).to(dtype)
+    total, mean = run_ge(lambda x: [ge.ReduceSum(x, [0, 1]), ge.ReduceMean(x, [-1, -2])], x)
+    assert_same([total, mean], [x.double().sum().to(dtype), x.double().mean().to(dtype)])

@@ -107,11 +107,14 @@ def index_put(
     if not accumulate:
         x[index] = value
         return x
-    total = widen(x)
-    places = torch.arange(x.numel()).reshape(x.shape)[index].reshape(-1)
-    spread = widen(value).expand(x[index].shape).reshape(-1)
-    total = total.reshape(-1).index_add(0, places, spread).reshape(x.shape)
-    return x.copy_(total)
+    return x.copy_(_add_at(x, index, value))
+
+
+def _add_at(x: Tensor, index: tuple[Tensor | slice, ...], value: Tensor) -> Tensor:
+    """Return x with `value` added at an index, element after element, sums in fp32."""
+    places = torch.arange(x.numel()).reshape(x.shape)[index]
+    spread = widen(value).expand(places.shape).reshape(-1)
+    return widen(x).reshape(-1).index_add(0, places.reshape(-1), spread).reshape(x.shape)
 
 
 @ge_op("ScatterElements", same_dtype=("data", "updates"))
@@ -173,8 +176,7 @@ def tensor_scatter_update(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor
 @ge_op("ScatterNdAdd", mutates="var", ignored=_TUNING, same_dtype=("var", "updates"))
 def scatter_nd_add(var: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """var[indices[..., 0], indices[..., 1], ...] += updates."""
-    total = widen(var).index_put(tuple(indices.long().unbind(-1)), widen(updates), accumulate=True)
-    return var.copy_(total)
+    return var.copy_(_add_at(var, tuple(indices.long().unbind(-1)), updates))
 
 
 @ge_op("TensorScatterAdd", same_dtype=("x", "updates"))

@@ -35,17 +35,19 @@ def layer_norm_grad(
     dy: Tensor, x: Tensor, rstd: Tensor, mean: Tensor, gamma: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, gamma and beta."""
-    grads = aten.native_layer_norm_backward(
-        dy.float(),
-        x.float(),
-        list(gamma.shape),
-        mean.float(),
-        rstd.float(),
-        gamma.float(),
-        torch.zeros_like(gamma, dtype=torch.float32),
-        [True, True, True],
-    )
-    return tuple(grad.to(x.dtype) for grad in grads)
+    wide, grad = x.float(), dy.float()
+    dims = list(range(x.dim() - gamma.dim(), x.dim()))
+    lead = list(range(x.dim() - gamma.dim()))
+    normed = (wide - mean.float()) * rstd.float()
+    scaled = grad * gamma.float()
+    centred = scaled - scaled.mean(dims, keepdim=True)
+    dx = rstd.float() * (centred - normed * (scaled * normed).mean(dims, keepdim=True))
+    dgamma, dbeta = (_sum_lead(each, lead) for each in (grad * normed, grad))
+    return dx.to(x.dtype), dgamma.to(x.dtype), dbeta.to(x.dtype)
+
+
+def _sum_lead(x: Tensor, lead: list[int]) -> Tensor:
+    return x.sum(lead) if lead else x
 
 
 @ge_op("RmsNorm")
@@ -66,8 +68,7 @@ def rms_norm_grad(dy: Tensor, x: Tensor, rstd: Tensor, gamma: Tensor) -> tuple[T
     scaled = grad * gamma.float()
     dx = rstd * (scaled - normed * (scaled * normed).mean(dims, keepdim=True))
     lead = list(range(x.dim() - gamma.dim()))
-    dgamma = (grad * normed).sum(lead) if lead else grad * normed
-    return dx.to(x.dtype), dgamma
+    return dx.to(x.dtype), _sum_lead(grad * normed, lead)
 
 
 @ge_op("AddRmsNorm", same_dtype=("x1", "x2"))

@@ -1,4 +1,7 @@
-"""Reductions and scans. Sums of half-precision floats are taken in fp32."""
+"""Reductions and scans. Sums of half-precision floats are taken in fp32.
+
+The bits of a result do not depend on the number of threads.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,34 @@ from collections.abc import Callable
 
 import torch
 
+from moe_graph.emulator.engine.dtypes import HALF
 from moe_graph.emulator.engine.errors import KernelError
-from moe_graph.emulator.engine.kernels._precision import in_fp32
+from moe_graph.emulator.engine.kernels._precision import in_fp32, widen
 from moe_graph.emulator.engine.registry import Int, Ints, Tensor, ge_op
+
+#: PyTorch sums more elements than this into a single number in one part per thread.
+_ONE_THREAD = 32768
+_ROW = 4096
+
+
+def _sum(x: Tensor, axes: list[int], keep_dims: bool) -> Tensor:
+    """Sum in the dtype of x; a single number out of many elements is summed row by row."""
+    count = x.numel()
+    whole = len({axis % x.dim() for axis in axes}) == x.dim() if x.dim() else False
+    if not whole or count <= _ONE_THREAD or not x.is_floating_point():
+        return torch.sum(x, axes, keepdim=keep_dims, dtype=x.dtype)
+    flat = x.reshape(-1)
+    whole_rows = count // _ROW * _ROW
+    wide = torch.float32 if x.dtype in HALF else x.dtype
+    parts = flat[:whole_rows].view(-1, _ROW).sum(1, dtype=wide)
+    total = _sum(parts, [0], keep_dims=False) + flat[whole_rows:].sum(dtype=wide)
+    return total.to(x.dtype).reshape([1] * x.dim() if keep_dims else [])
 
 
 @ge_op("ReduceSum", ignored=("noop_with_empty_axes",))
 def reduce_sum(x: Tensor, axes: Ints, *, keep_dims: bool = False) -> Tensor:
     """Sum over `axes` in the dtype of x. No axes: x itself."""
-    return torch.sum(x, axes, keepdim=keep_dims, dtype=x.dtype) if axes else x.clone()
+    return _sum(x, axes, keep_dims) if axes else x.clone()
 
 
 @ge_op("ReduceSumD")
@@ -26,11 +48,12 @@ def reduce_sum_d(x: Tensor, *, axes: list[int], keep_dims: bool = False) -> Tens
 def reduce_mean(
     x: Tensor, axes: Ints, *, keep_dims: bool = False, noop_with_empty_axes: bool = True
 ) -> Tensor:
-    if axes:
-        return torch.mean(x, axes, keepdim=keep_dims)
-    if noop_with_empty_axes or x.dim() == 0:
+    if not axes and (noop_with_empty_axes or x.dim() == 0):
         return x.clone()
-    return torch.mean(x, list(range(x.dim())), keepdim=keep_dims)
+    axes = axes or list(range(x.dim()))
+    if x.numel() > _ONE_THREAD and len(axes) == x.dim():
+        return (_sum(widen(x), axes, keep_dims) / x.numel()).to(x.dtype)
+    return torch.mean(x, axes, keepdim=keep_dims)
 
 
 @ge_op("ReduceMeanWithCast")

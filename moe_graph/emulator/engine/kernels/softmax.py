@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
@@ -16,7 +18,8 @@ _LAST = [-1]
 @ge_op("SoftmaxV2")
 def softmax(x: Tensor, *, axes: list[int] = _LAST, half_to_float: bool = False) -> Tensor:
     """Softmax over one axis; `half_to_float` gives fp32 for fp16 inputs."""
-    return torch.softmax(x, _one(axes), dtype=torch.float32 if half_to_float else None)
+    dtype = torch.float32 if half_to_float else None
+    return _along_last(lambda each: torch.softmax(each, -1, dtype=dtype), _one(axes), x)
 
 
 @ge_op("SoftmaxGrad", same_dtype=("softmax", "grad_softmax"))
@@ -26,13 +29,23 @@ def softmax_grad(softmax: Tensor, grad_softmax: Tensor, *, axes: list[int] = _LA
 
 @ge_op("LogSoftmaxV2")
 def log_softmax(logits: Tensor, *, axes: list[int] = _LAST) -> Tensor:
-    return torch.log_softmax(logits, _one(axes))
+    return _along_last(lambda each: torch.log_softmax(each, -1), _one(axes), logits)
 
 
 @ge_op("LogSoftmaxGrad", same_dtype=("grad", "x"))
 def log_softmax_grad(grad: Tensor, x: Tensor, *, axis: list[int] = _LAST) -> Tensor:
     """Grad - exp(x) * sum(grad), x being the log-softmax."""
     return aten._log_softmax_backward_data(grad, x, _one(axis), x.dtype)
+
+
+def _along_last(function: Callable[[Tensor], Tensor], axis: int, x: Tensor) -> Tensor:
+    """Apply a softmax of the last dim to another one.
+
+    PyTorch's own kernels for inner dims give bits that depend on the number of threads.
+    """
+    if axis in (-1, x.dim() - 1) or x.dim() == 0:
+        return function(x)
+    return function(x.transpose(axis, -1).contiguous()).transpose(axis, -1)
 
 
 def _one(axes: list[int]) -> int:
