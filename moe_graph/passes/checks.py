@@ -19,7 +19,7 @@ def failed_check(facts: Facts, total: Node, combined: Combined, taken: set[Node]
 
     `taken` are the nodes of other layers.
     """
-    checks = (_dispatch, _bound, _experts, _grad_mode, _values_by_slot, _writes)
+    checks = (_dispatch, _bound, _experts, _grad_mode, _widths, _writes)
     for check in checks:
         miss = check(facts, total, combined)
         if miss is not None:
@@ -81,16 +81,19 @@ def _grad_mode(facts: Facts, total: Node, combined: Combined) -> Miss | None:
     return Miss("grad-mode", total, combined.root, "gradients switched within it", "one grad mode")
 
 
-def _values_by_slot(facts: Facts, total: Node, combined: Combined) -> Miss | None:
-    """Values per slot that the body reads have a fixed width."""
-    for leaf in combined.contribution.body.leaves:
-        fact = facts.given[leaf]
-        if isinstance(fact, PerSlot):
-            dims = meta.shape(fact.source)[1:]
-            if not all(isinstance(dim, int) for dim in dims):
-                return Miss(
-                    "slot-values", leaf, combined.root, lambda dims=dims: f"{dims}", "fixed widths"
-                )
+def _widths(facts: Facts, total: Node, combined: Combined) -> Miss | None:
+    """Only the first dimension of what is gathered and of the result depends on the tokens."""
+    gathered = {
+        leaf: fact.source
+        for leaf in combined.contribution.body.leaves
+        if isinstance(fact := facts.given[leaf], PerSlot)
+    }
+    for node, value in {**gathered, total: total}.items():
+        dims = meta.shape(value)
+        if not all(isinstance(dim, int) for dim in dims[1:]):
+            return Miss(
+                "widths", node, combined.root, lambda dims=dims: f"{list(dims)}", "fixed widths"
+            )
     return None
 
 

@@ -157,8 +157,8 @@ class LayerRewrite:
         rows = self._emit.item(
             self._route(values, slots, at=node), 0, at=node, name="expert_idx_by_row"
         )
-        flat = self._emit.reshape(rows, (-1,), at=node)
-        self.replacements[node] = self._emit.cast(flat, meta.dtype(node), at=node)
+        shaped = self._emit.reshape(rows, (-1, *meta.shape(node)[1:]), at=node)
+        self.replacements[node] = self._emit.cast(shaped, meta.dtype(node), at=node)
 
     def _product(self, product: Product) -> None:
         rows = self._facts.calls[product.node]["input"]
@@ -195,7 +195,10 @@ class LayerRewrite:
             at=end,
             name="moe_finalize_routing",
         )
-        self.replacements[end] = self._emit.cast(final, meta.dtype(end), at=end)
+        final = self._emit.cast(final, meta.dtype(end), at=end)
+        if len(meta.shape(end)) != 2:
+            final = self._emit.reshape(final, (-1, *meta.shape(end)[1:]), at=end)
+        self.replacements[end] = final
 
 
 def _mixes(rows: torch.dtype, scales: torch.dtype) -> bool:
