@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from torch.fx import Node
 
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.facts import Combined, PerSlot, Rows
-from moe_graph.passes.layer import layer_of
+from moe_graph.passes.layer import Layer
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.region import outside_users
 
 
-def failed_check(facts: Facts, total: Node, combined: Combined, taken: set[Node]) -> Miss | None:
-    """Return the first check that the layer which ends in `total` fails.
-
-    `taken` are the nodes of other layers.
-    """
+def failed_check(facts: Facts, total: Node, combined: Combined) -> Miss | None:
+    """Return the first check that the layer which ends in `total` fails."""
     checks = (_dispatch, _bound, _experts, _grad_mode, _widths, _writes)
     for check in checks:
         miss = check(facts, total, combined)
         if miss is not None:
             return miss
-    return _interior(facts, total, combined, taken)
+    return None
 
 
 def _dispatches(facts: Facts, combined: Combined) -> list[Node]:
@@ -91,9 +89,7 @@ def _widths(facts: Facts, total: Node, combined: Combined) -> Miss | None:
     for node, value in {**gathered, total: total}.items():
         dims = meta.shape(value)
         if not all(isinstance(dim, int) for dim in dims[1:]):
-            return Miss(
-                "widths", node, combined.root, lambda dims=dims: f"{list(dims)}", "fixed widths"
-            )
+            return Miss("widths", node, combined.root, partial(str, dims), "fixed widths")
     return None
 
 
@@ -107,7 +103,7 @@ def _writes(facts: Facts, total: Node, combined: Combined) -> Miss | None:
                 "in-place-write",
                 written,
                 combined.root,
-                lambda value=value: f"{value.name} is written inside the layer",
+                partial("{} is written inside the layer".format, value.name),
                 "values that stay as they are until the combine",
             )
     return None
@@ -129,9 +125,11 @@ def _moved_reads(
             yield fact.source, fact.read_at, leaf
 
 
-def _interior(facts: Facts, total: Node, combined: Combined, taken: set[Node]) -> Miss | None:
-    """Nothing else depends on the order of the rows, unless that order is the one to come."""
-    layer = layer_of(facts, total, combined)
+def interior_user(facts: Facts, layer: Layer, taken: set[Node]) -> Miss | None:
+    """Check that nothing else depends on the order of the rows, unless it is the one to come.
+
+    `taken` are the nodes of other layers.
+    """
     shared = (layer.body | layer.dead) & taken
     outside = outside_users(facts, layer.order, layer.body | layer.dead)
     reader = min(shared or outside, key=facts.position.__getitem__, default=None)
@@ -140,7 +138,7 @@ def _interior(facts: Facts, total: Node, combined: Combined, taken: set[Node]) -
     return Miss(
         "interior-user",
         reader,
-        combined.root,
+        layer.root,
         lambda: f"{reader.name} reads a value in the order of the source's sort",
         "no other use of values inside the layer",
         "sort with stable=True, or compute the value from the router's ids",

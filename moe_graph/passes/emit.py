@@ -68,7 +68,7 @@ class Emitter:
         name = f"{node.name}_{str(dtype).removeprefix('torch.')}"
         return self.call(cast, (node,), {"dtype": dtype}, at=at, name=name)
 
-    def reshape(self, node: Node, dims: tuple[int, ...], *, at: Node) -> Node:
+    def reshape(self, node: Node, dims: tuple[meta.Dim, ...], *, at: Node) -> Node:
         """Insert a reshape of `node`; -1 stands for the dimension that depends on the tokens."""
         reshape = torch.ops.aten.reshape.default
         return self.call(reshape, (node, list(dims)), at=at, name=f"{node.name}_reshaped")

@@ -110,8 +110,7 @@ def _by_order(call: Call, facts: Facts, source: Node, order: Order) -> Fact | Mi
         return ExpertIds(root, Layout.ROWS, order) if same else None
     if isinstance(fact, TokenOfSlot):
         return TokenOfRow(root, order) if fact.top_k == root.top_k else None
-    repeated = isinstance(fact, Repeated) and fact.times == root.top_k
-    if repeated and _leads(fact.source, root.tokens):
+    if isinstance(fact, Repeated) and _is_one_per_slot(fact, order):
         return Rows(root, order, fact.source, call.node, fact.read_at)
     if grouped_order(fact) is not None:
         return Miss(
@@ -122,6 +121,10 @@ def _by_order(call: Call, facts: Facts, source: Node, order: Order) -> Fact | Mi
             "a tensor in slot order",
         )
     return PerSlot(root, order, source, call.node)
+
+
+def _is_one_per_slot(fact: Repeated, order: Order) -> bool:
+    return fact.times == order.root.top_k and _leads(fact.source, order.root.tokens)
 
 
 def _by_inverse(call: Call, facts: Facts, source: Node, inverse: Inverse) -> Fact | Miss | None:

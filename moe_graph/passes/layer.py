@@ -86,9 +86,11 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     sorted_ids = _readers_of_ids(facts, body - dead)
     per_slot = [leaf for leaf in per_slot if leaf not in dead]
     dead = falls_away(facts, {*replaced, *per_slot, *sorted_ids}, needed)
+    experts = meta.shape(products[0].weight)[0]
+    assert isinstance(experts, int), "the checks of a layer come first"
     return Layer(
         order,
-        meta.shape(products[0].weight)[0],
+        experts,
         dispatches,
         products,
         gates,

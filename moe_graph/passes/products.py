@@ -39,8 +39,9 @@ def product_of(facts: Facts, node: Node) -> Product:
         if add.op != "add" or add["alpha"] != 1 or add["input"] is not node:
             continue
         bias = facts.given.get(add["other"]) if isinstance(add["other"], Node) else None
-        by_expert = isinstance(bias, PerExpert) and add["other"] is bias.leaf
-        if by_expert and _adds_directly(facts, add, bias):
+        if not isinstance(bias, PerExpert) or add["other"] is not bias.leaf:
+            continue
+        if _adds_directly(facts, add, bias):
             return Product(node, weight, transposed, bias.table, user)
     return Product(node, weight, transposed)
 

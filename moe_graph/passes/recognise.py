@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from moe_graph.passes.analysis import Facts
-from moe_graph.passes.checks import failed_check
+from moe_graph.passes.checks import failed_check, interior_user
 from moe_graph.passes.facts import (
     AboutRoot,
     Combined,
@@ -51,17 +51,23 @@ def find_layers(graph: Graph, facts: Facts) -> list[Layer | Kept]:
         if not isinstance(fact, Combined) or not _is_layer(facts, node, fact):
             continue
         settled.add(fact.root)
-        miss = failed_check(facts, node, fact, taken)
-        if miss is not None:
-            found[node] = Kept(fact.contribution.body.order.maker, miss)
-            continue
-        layer = layer_of(facts, node, fact)
-        found[node] = layer
-        taken |= layer.body | layer.dead
+        found[node] = entry = _layer_or_kept(facts, node, fact, taken)
+        if isinstance(entry, Layer):
+            taken |= entry.body | entry.dead
     for root, product in _roots_of_products(graph, facts).items():
         if root not in settled:
             found[product] = Kept(product, _nearest_miss(facts, root))
     return [found[node] for node in sorted(found, key=facts.position.__getitem__)]
+
+
+def _layer_or_kept(facts: Facts, node: Node, fact: Combined, taken: set[Node]) -> Layer | Kept:
+    anchor = fact.contribution.body.order.maker
+    miss = failed_check(facts, node, fact)
+    if miss is not None:
+        return Kept(anchor, miss)
+    layer = layer_of(facts, node, fact)
+    miss = interior_user(facts, layer, taken)
+    return layer if miss is None else Kept(anchor, miss)
 
 
 def _is_layer(facts: Facts, node: Node, fact: Combined) -> bool:

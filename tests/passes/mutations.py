@@ -69,9 +69,7 @@ def _swap_operand(chooser: random.Random, node: Node) -> str | None:
 
 def _change_number(chooser: random.Random, node: Node) -> str | None:
     """Replace one whole number among the arguments."""
-    places: list[tuple[str, Any]] = [
-        ("args", i) for i, a in enumerate(node.args) if type(a) is int
-    ]
+    places: list[tuple[str, Any]] = [("args", i) for i, a in enumerate(node.args) if type(a) is int]
     places += [("kwargs", k) for k, a in node.kwargs.items() if type(a) is int]
     if not places:
         return None

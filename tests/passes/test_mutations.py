@@ -22,6 +22,7 @@ from tests.passes.handwritten import (
 )
 from tests.passes.mutations import mutations, with_examples
 
+
 @pytest.fixture(autouse=True)
 def _fresh_memory_is_nan() -> Iterator[None]:
     """Makes a graph that reads memory which nothing wrote give NaN, always."""
