@@ -42,7 +42,7 @@ def kernel_of(op_type: str) -> Kernel | None:
         each.name: (inspect.Parameter.empty if each.default is REQUIRED else each.default, False)
         for each in opdef.attrs
     }
-    return Kernel(_OpDefCall(opdef), inputs, attrs)
+    return Kernel(_OpDefCall(opdef), inputs, attrs, returns_tuple=True)
 
 
 class _OpDefCall:
@@ -52,17 +52,16 @@ class _OpDefCall:
         self._opdef = opdef
         self._known: dict[Any, tuple[dict[str, Any], Specs]] = {}
 
-    def __call__(self, *inputs: Value, **attrs: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def __call__(self, *inputs: Value, **attrs: Any) -> tuple[torch.Tensor, ...]:
         bound, specs = self._checked(inputs, attrs)
         results = self._opdef.kernel(list(inputs), bound)
         outputs = [self._output(index) for index in range(len(results))]
         for output, spec, result in zip(outputs, specs, results, strict=True):
             _check(output.name, spec, result)
-        filled = tuple(
+        return tuple(
             _absent(output) if result is None else result
             for output, result in zip(outputs, results, strict=True)
         )
-        return filled[0] if len(filled) == 1 else filled
 
     def _checked(
         self, inputs: tuple[Value, ...], attrs: dict[str, Any]

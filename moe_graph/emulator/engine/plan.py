@@ -4,16 +4,12 @@ Everything that does not depend on the numbers happens here, once, when a graph 
 are looked up, attributes bound, constants read and folded, the order chosen, slots numbered, and
 for every slot the step after which it is not needed any more.
 
-Order: the order in which TorchAir wrote the nodes, moved only where a data or control edge asks for
-it. A node that writes a buffer in place comes after the readers that were written before it, and
-before those written after it; a view of such a buffer is a copy.
+A view of a buffer that some node writes in place is a copy; for the order see `order.py`.
 """
 
 from __future__ import annotations
 
 import functools
-import heapq
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +19,8 @@ import torch
 from moe_graph.emulator.engine import registry
 from moe_graph.emulator.engine.errors import GraphError, KernelError
 from moe_graph.emulator.engine.model import INPUT_TYPES, Graph, Node, Port
-from moe_graph.emulator.engine.registry import HOST_LIST, HOST_SCALAR, TENSORS, Kernel
+from moe_graph.emulator.engine.order import execution_order, written_buffers
+from moe_graph.emulator.engine.registry import HOST_LIST, HOST_SCALAR, TENSORS, Kernel, KernelInput
 from moe_graph.emulator.engine.steps import Step, plain_cpu, run_checked
 
 _CONSTANTS = frozenset({"Const", "Constant"})
@@ -72,7 +69,7 @@ def build(graph: Graph) -> Plan:
 
 def _host_scalar(tensor: torch.Tensor) -> Any:
     if tensor.numel() != 1:
-        raise KernelError("scalar input", f"shape {tuple(tensor.shape)}", "one element")
+        raise KernelError("", f"shape {tuple(tensor.shape)}", "one element")
     return tensor.item()
 
 
@@ -95,12 +92,13 @@ class _Planner:
         self.constant: set[int] = set()
         self.root_of: dict[int, int] = {}
         self.kernels: dict[str, Kernel] = {}
-        self.written: set[Port] = set()  # buffers that some node writes in place
+        self.written: set[Port] = set()
         self.foreign: set[int] = set()  # slots with memory that the graph does not own
 
     def build(self) -> Plan:
         self._find_kernels()
-        order = self._order()
+        order = execution_order(self.graph, self.kernels)
+        self.written = written_buffers(self.graph, self.kernels)
         for node in self.graph.inputs:
             slot = self._new_slot()
             self.plan.input_slots.append(slot)
@@ -142,53 +140,6 @@ class _Planner:
         if indices != list(range(len(indices))):
             raise GraphError(f"Data nodes with indices {indices}", want="0, 1, 2, ... without gaps")
 
-    # -- order ---------------------------------------------------------------------------------
-
-    def _order(self) -> list[Node]:
-        position = {node.name: i for i, node in enumerate(self.graph.nodes)}
-        after: dict[str, set[str]] = defaultdict(set)  # node -> nodes that must wait for it
-        for node in self.graph.nodes:
-            for port in node.inputs:
-                if port is not None:
-                    after[port.node].add(node.name)
-            for control in node.controls:
-                after[control].add(node.name)
-        self._order_writers(position, after)
-        waiting = dict.fromkeys(position, 0)
-        for followers in after.values():
-            for name in followers:
-                waiting[name] += 1
-        ready = [position[name] for name, count in waiting.items() if count == 0]
-        heapq.heapify(ready)
-        order: list[Node] = []
-        while ready:
-            node = self.graph.nodes[heapq.heappop(ready)]
-            order.append(node)
-            for name in after[node.name]:
-                waiting[name] -= 1
-                if waiting[name] == 0:
-                    heapq.heappush(ready, position[name])
-        if len(order) != len(self.graph.nodes):
-            stuck = next(node for node in self.graph.nodes if waiting[node.name] > 0)
-            raise GraphError("a cycle", op=stuck.type, node=stuck.name, fx=stuck.fx)
-        return order
-
-    def _order_writers(self, position: dict[str, int], after: dict[str, set[str]]) -> None:
-        readers: dict[Port, list[Node]] = defaultdict(list)
-        for node in self.graph.nodes:
-            for port in node.inputs:
-                if port is not None:
-                    readers[port].append(node)
-        for writer in self.graph.nodes:
-            kernel = self.kernels.get(writer.name)
-            if kernel is None or not kernel.mutates or writer.inputs[0] is None:
-                continue
-            self.written.add(writer.inputs[0])
-            for node in readers[writer.inputs[0]]:
-                if node is not writer and node.type != "NetOutput":
-                    first, last = sorted((node.name, writer.name), key=position.__getitem__)
-                    after[first].add(last)
-
     # -- steps ---------------------------------------------------------------------------------
 
     def _new_slot(self, value: Any = None) -> int:
@@ -207,11 +158,13 @@ class _Planner:
 
     def _add(self, node: Node) -> None:
         kernel = self.kernels[node.name]
+        count = len(node.output_descs)
+        if not kernel.returns_tuple and count != 1:
+            raise GraphError(f"{count} outputs", op=node.type, node=node.name, fx=node.fx, want="1")
         call = self._bind_attrs(node, kernel)
         inputs, groups, tensors = self._bind_inputs(node, kernel)
         if groups is not None:
             call = functools.partial(_call_grouped, call, groups)
-        count = len(node.output_descs)
         writes_constant = bool(kernel.mutates) and self.root_of[inputs[0]] in self.constant
         if writes_constant:
             call = functools.partial(_call_on_copy, call)
@@ -226,7 +179,7 @@ class _Planner:
             self.foreign.add(slots[0])
         elif kernel.view or (kernel.mutates and not writes_constant):
             self.root_of[slots[0]] = self.root_of[inputs[0]]
-        outputs = slots[0] if count == 1 else slots
+        outputs = slots if kernel.returns_tuple else slots[0]
         self.plan.steps.append(Step(node, call, inputs, outputs, tensors, kernel.same_dtype))
 
     def _bind_attrs(self, node: Node, kernel: Kernel) -> Callable[..., Any]:
@@ -277,7 +230,7 @@ class _Planner:
                     )  # fmt: skip
                 slots.append(self._none_slot())
             elif wanted.binding in _READERS:
-                slots.append(self._host_slot(self.slot_of[port], wanted.binding))
+                slots.append(self._host_slot(node, wanted, self.slot_of[port]))
             else:
                 slots.append(self.slot_of[port])
             if port is not None:
@@ -306,16 +259,18 @@ class _Planner:
         self.constant.add(slot)
         return slot
 
-    def _host_slot(self, source: int, binding: str) -> int:
+    def _host_slot(self, node: Node, wanted: KernelInput, source: int) -> int:
         """Return the slot with the Python value of the tensor in slot `source`."""
-        key = (source, binding)
+        key = (source, wanted.binding)
         if key not in self.host_slot_of:
-            reader = _READERS[binding]
+            reader = _READERS[wanted.binding]
+            step = Step(node, reader, (source,), -1, ((wanted.name, source),), reads=wanted.name)
             if source in self.constant:
-                self.host_slot_of[key] = self._new_slot(reader(self.plan.template[source]))
+                (value,) = run_checked(step, self.plan.template)
+                self.host_slot_of[key] = self._new_slot(value)
             else:
-                slot = self.host_slot_of[key] = self._new_slot()
-                self.plan.steps.append(Step(None, reader, (source,), slot))
+                step.outputs = self.host_slot_of[key] = self._new_slot()
+                self.plan.steps.append(step)
         return self.host_slot_of[key]
 
     def _fold(

@@ -56,7 +56,7 @@ class Kernel:
 
     Attributes:
         function: called with one argument per input; returns a tensor, or a tuple of tensors when
-            the op has several outputs.
+            the op may have several outputs.
         inputs: in order.
         attrs: attribute name -> (default or ``inspect.Parameter.empty``, is a dtype).
         ignored: attributes that do not change the numbers.
@@ -65,6 +65,7 @@ class Kernel:
         mutates: input that is written in place and returned as the first output, "" for none.
         pure: same inputs, same outputs: may be computed once when all inputs are constants.
         same_dtype: inputs that must have the same dtype.
+        returns_tuple: `function` returns a tuple, of one tensor even.
     """
 
     function: Callable[..., Any]
@@ -75,6 +76,7 @@ class Kernel:
     mutates: str = ""
     pure: bool = True
     same_dtype: tuple[str, ...] = ()
+    returns_tuple: bool = False
 
 
 #: Attributes by which TorchAir tells GE how to label dims (NCHW); strides stay row-major.
@@ -103,9 +105,11 @@ def ge_op(
             inputs = tuple(
                 replace(each, name=name) for each, name in zip(inputs, names, strict=True)
             )
+        returned = str(inspect.signature(function).return_annotation)
         kernel = Kernel(
-            function, inputs, attrs, frozenset(ignored), view, mutates, pure, tuple(same_dtype)
-        )
+            function, inputs, attrs, frozenset(ignored), view, mutates, pure, tuple(same_dtype),
+            returns_tuple=returned.startswith("tuple"),
+        )  # fmt: skip
         for op_type in op_types:
             _register(op_type, kernel)
         return function

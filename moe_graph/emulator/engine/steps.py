@@ -23,19 +23,21 @@ class Step:
     """One call. ``slots[outputs] = call(*[slots[i] for i in inputs])``, then `dead` is dropped.
 
     Attributes:
-        node: the GE node, None for the reading of a tensor into a Python value.
+        node: the GE node.
         tensors: (GE input name, slot) of the inputs that are tensors.
         same_dtype: GE inputs that must have the same dtype.
+        reads: the input of the node whose Python value this step reads; "" for the node itself.
         outputs: one slot, or a tuple of slots when the op has several outputs.
     """
 
-    node: Node | None
+    node: Node
     call: Callable[..., Any]
     inputs: tuple[int, ...]
     outputs: int | tuple[int, ...]
     tensors: tuple[tuple[str, int], ...] = ()
     same_dtype: tuple[str, ...] = ()
     dead: tuple[int, ...] = ()
+    reads: str = ""
 
 
 @contextlib.contextmanager
@@ -56,16 +58,16 @@ def plain_cpu() -> Iterator[None]:
 
 def run_checked(step: Step, slots: Sequence[Any]) -> list[Any]:
     """Run one step with all checks; return its results as a list."""
-    if step.node is not None:
-        _check_dtypes(step.node, step, slots)
+    _check_dtypes(step, slots)
     try:
         result = step.call(*[slots[i] for i in step.inputs])
     except Exception as error:
         explain(step, slots, error)
-    return list(result) if isinstance(result, tuple | list) and step.node else [result]
+    return list(result) if isinstance(result, tuple) else [result]
 
 
-def _check_dtypes(node: Node, step: Step, slots: Sequence[Any]) -> None:
+def _check_dtypes(step: Step, slots: Sequence[Any]) -> None:
+    node = step.node
     prototype = ir.definition(node.type)
     first_of: dict[str, torch.Tensor] = {}  # of inputs that share a type symbol or must be alike
     for name, slot in step.tensors:
@@ -96,12 +98,12 @@ def _is_scalar_for(scalar: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 def explain(step: Step, slots: Sequence[Any], error: Exception) -> NoReturn:
     """Raise `error` as a :class:`GraphError` that names the node and its inputs."""
-    if isinstance(error, GraphError) or step.node is None:
+    if isinstance(error, GraphError):
         raise error
     node = step.node
     if isinstance(error, KernelError):
         raise GraphError(
-            error.got, argument=error.argument, want=error.want,
+            error.got, argument=error.argument or step.reads, want=error.want,
             op=node.type, node=node.name, fx=node.fx,
         ) from error  # fmt: skip
     if isinstance(error, OpError):

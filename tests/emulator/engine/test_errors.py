@@ -68,6 +68,10 @@ def test_an_unknown_op_names_its_fx_node() -> None:
         (lambda x: ge.PadV3(x, [1, 1], 0.0), (X,), r"PadV3 .*paddings: got 2 numbers, want 4"),
         (lambda x: ge.SplitV(x, [1, 1], 0, num_split=2), (X,),
          r"SplitV .*split_dim: got DT_INT64, want one of DT_INT32"),
+        (lambda x: ge.ExpandDims(x, ge.Const([0, 1])), (X,),
+         r"ExpandDims .*axis: got shape \(2,\), want one element"),
+        (lambda x, i: ge.ExpandDims(x, i), (X, torch.tensor([0, 1])),
+         r"ExpandDims .*axis: got shape \(2,\), want one element"),
         (lambda x: ge.Unpack(x, num=2), (X,), r"Unpack .*num: got 2, want 3, the size of dim 0"),
     ],
 )  # fmt: skip
