@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch.fx
 
 from moe_graph.config import Config
+from moe_graph.ops import use_product
 from moe_graph.passes.graph_pass import rewrite_graph
 from moe_graph.report import LayerReport
 
@@ -34,4 +35,5 @@ def rewrite_moe_layers(gm: torch.fx.GraphModule, config: Config) -> list[LayerRe
         One report per MoE layer, rewritten or kept, in graph order. Nothing outside a rewritten
         layer is touched, and a graph without MoE layers is not touched at all.
     """
-    return rewrite_graph(gm, config)
+    with use_product(config.product):
+        return rewrite_graph(gm, config)

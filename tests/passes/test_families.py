@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,19 @@ def test_new_nodes_carry_shape_origin_and_layer() -> None:
     assert final.shape[0] == tokens.shape[0]
     assert str(final.shape[0]) == str(tokens.shape[0])
     assert TOP_K == 2
+
+
+@pytest.mark.parametrize("top_k", [1, 8])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_one_expert_or_all_experts_per_token(top_k: int, tokens: int) -> None:
+    family = replace(FAMILIES[0], settings={"num_experts_per_tok": top_k})
+    block = family.build().eval()
+    x = torch.randn(1, tokens, HIDDEN)
+    expected, expected_gradients = result_and_gradients(block, block, x)
+    compiled, capture = compile_rewritten(block)
+    result, gradients = result_and_gradients(compiled, block, x)
+
+    assert_rewritten(capture, family)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
