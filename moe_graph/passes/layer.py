@@ -13,6 +13,7 @@ from moe_graph.passes.facts import (
     Combined,
     Contribution,
     ExpertIds,
+    Layout,
     Order,
     PerSlot,
     Root,
@@ -34,7 +35,7 @@ class Layer:
         products: products per expert, in graph order.
         gates: multiplication -> product that it gates as SwiGlu does.
         per_slot: gathers of values per slot that the body reads.
-        sorted_ids: node of ids in the order of the rows -> gathers by it that the body reads.
+        sorted_ids: nodes of ids in the order of the rows that the body reads.
         rows: the rows that are combined, before the weights.
         weights: one weight per slot, in slot order and of any shape; None for a plain sum.
         weight_dtype: dtype that the weights take before they multiply the rows.
@@ -49,7 +50,7 @@ class Layer:
     products: list[Product]
     gates: dict[Node, Node]
     per_slot: list[Node]
-    sorted_ids: dict[Node, list[Node]]
+    sorted_ids: list[Node]
     rows: Node
     weights: Node | None
     weight_dtype: torch.dtype | None
@@ -73,7 +74,8 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     nodes = sorted(share.body.products, key=facts.position.__getitem__)
     products = [product_of(facts, node) for node in nodes]
     body = body_of(facts, share.rows, share.body.leaves)
-    gates = {n: source for n in body if (source := swiglu_input(facts, n)) in body}
+    in_order = sorted(body, key=facts.position.__getitem__)
+    gates = {n: source for n in in_order if (source := swiglu_input(facts, n)) in body}
     end = _end(facts, total, share.rows)
     weights = _weights_before_reshape(facts, share, order.root, end)
 
@@ -83,7 +85,7 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     needed |= {n for n in (order.root.ids, share.rows, weights) if n is not None}
     # A bias that went into a product, or weights that went into the combine, need no rebuilding.
     dead = falls_away(facts, replaced, needed)
-    sorted_ids = _readers_of_ids(facts, body - dead)
+    sorted_ids = _sorted_ids(facts, [n for n in in_order if n not in dead])
     per_slot = [leaf for leaf in per_slot if leaf not in dead]
     dead = falls_away(facts, {*replaced, *per_slot, *sorted_ids}, needed)
     experts = meta.shape(products[0].weight)[0]
@@ -144,12 +146,8 @@ def _weights_before_reshape(
     return weights if facts.memory.written_between(table, *span) is not None else table
 
 
-def _readers_of_ids(facts: Facts, body: set[Node]) -> dict[Node, list[Node]]:
+def _sorted_ids(facts: Facts, body: list[Node]) -> list[Node]:
     """Return the nodes of ids in the order of the rows that the remaining body reads."""
-    readers: dict[Node, list[Node]] = {}
-    for leaf in body:
-        for source in leaf.all_input_nodes:
-            fact = facts.given.get(source)
-            if isinstance(fact, ExpertIds) and fact.order is not None:
-                readers.setdefault(source, []).append(leaf)
-    return readers
+    read = dict.fromkeys(source for node in body for source in node.all_input_nodes)
+    ids = ((source, facts.given.get(source)) for source in read)
+    return [n for n, fact in ids if isinstance(fact, ExpertIds) and fact.layout is Layout.ROWS]
