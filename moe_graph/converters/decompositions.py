@@ -109,6 +109,16 @@ def _slice_backward(
     return rows.narrow(dim, 0, input_sizes[dim])
 
 
+def _select_backward(grad: Tensor, input_sizes: list[int], dim: int, index: int) -> Tensor:
+    """Gradient of ``x.select(dim, index)``: a slice of one row.
+
+    TorchAir's converter scatters into memory that it never clears.
+    """
+    rows = grad.unsqueeze(dim % len(input_sizes))
+    start = index + input_sizes[dim] if index < 0 else index
+    return aten.slice_backward.default(rows, input_sizes, dim, start, start + 1, 1)
+
+
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return op -> decomposition for TorchAir's ``custom_decompositions``."""
@@ -120,5 +130,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.repeat_interleave.self_int: _repeat_interleave,
         aten.matmul_backward.default: _matmul_backward,
         aten.slice_backward.default: _slice_backward,
+        aten.select_backward.default: _select_backward,
         **ATTENTION_DECOMPOSITIONS,
     }
