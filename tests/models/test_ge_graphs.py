@@ -85,7 +85,9 @@ def test_the_report_counts_the_nodes_of_each_layer(compiled) -> None:
         assert layer.fx_nodes_after < layer.fx_nodes_before
 
 
-@pytest.mark.parametrize(("dump", "wanted"), [("0_0", FORWARD), ("1_0", FORWARD), ("1_1", BACKWARD)])
+@pytest.mark.parametrize(
+    ("dump", "wanted"), [("0_0", FORWARD), ("1_0", FORWARD), ("1_1", BACKWARD)]
+)
 def test_the_graph_holds_no_routing_beside_the_fused_ops(compiled, dump: str, wanted) -> None:
     name, backend, folder = compiled
     graph = read(folder / f"ge_{dump}.txt")
@@ -97,9 +99,13 @@ def test_the_graph_holds_no_routing_beside_the_fused_ops(compiled, dump: str, wa
         assert not ROUTING & nodes.keys()
 
 
-def test_an_inference_graph_of_mixtral_sorts_and_scatters_nowhere(compiled) -> None:
-    name, _, folder = compiled
-    if name == "deepseek_v3":
-        pytest.skip("its group-limited router scatters and masks; the experts do not")
-    graph = read(folder / "ge_0_0.txt")
-    assert not (ROUTING - {"MaskedFill"}) & {op.type for op in graph.op}
+def test_nothing_of_the_experts_code_sorts_or_scatters(compiled) -> None:
+    """Attention masks and routers may; they come from other files of transformers."""
+    _, _, folder = compiled
+    origins = [
+        op.attr[GE_ATTRIBUTE].s.decode()
+        for dump in folder.glob("ge_*.txt")
+        for op in read(dump).op
+        if op.type in ROUTING
+    ]
+    assert not [origin for origin in origins if "integrations/moe.py" in origin]
