@@ -4,7 +4,14 @@ Import it before torch on a machine without CANN: it then loads the emulated Asc
 which torch_npu cannot be imported.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from moe_graph import emulator
+
+if TYPE_CHECKING:
+    from moe_graph.backend import npu_backend
+    from moe_graph.inspection import explain
 
 emulated: bool = emulator.activate()
 """True when running without CANN."""
@@ -16,9 +23,7 @@ with emulator.importing_torch():
 emulator.install_eager_kernels()
 
 from moe_graph import ops  # noqa: E402
-from moe_graph.backend import npu_backend  # noqa: E402
 from moe_graph.config import Config, Soc  # noqa: E402
-from moe_graph.explain import explain  # noqa: E402
 from moe_graph.ops import OpError, infer_shape  # noqa: E402
 from moe_graph.report import KeptLayerError, LayerReport, Reason, Report  # noqa: E402
 
@@ -37,3 +42,15 @@ __all__ = [
     "ops",
 ]
 __version__ = "0.1.0"
+
+# These need torch._dynamo, which takes longer to import than everything else here together.
+_ON_FIRST_USE = {"explain": "moe_graph.inspection", "npu_backend": "moe_graph.backend"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name that is listed above on its first use."""
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
+    globals()[name] = value
+    return value

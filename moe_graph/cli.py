@@ -29,7 +29,7 @@ from rich.table import Table
 import moe_graph
 from moe_graph.backend import MoeGraphBackend
 from moe_graph.config import Config
-from moe_graph.explain import Doctor, every_compile_uses
+from moe_graph.inspection import Doctor, every_compile_uses
 
 _PACKAGES = ("moe_graph", "torch", "torch_npu", "transformers", "numpy", "protobuf")
 
