@@ -1,4 +1,4 @@
-"""Arithmetic of GroupedMatmul: one ``torch.mm`` into a slice of the output per group.
+"""Arithmetic of GroupedMatmul: ``torch.mm`` into slices of the output, side by side.
 
 Weights are transposed as views and inputs are never copied, except where a bias must be added
 before the only rounding of a 16-bit product.
@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import torch
 
+from moe_graph.ops.defs.chunks import slices
+from moe_graph.ops.defs.workers import run_parts
 from moe_graph.ops.opdef import Call, Tensors
 
 _INNER, _ROWS = 2, 0
 _COUNT = 1
+
+_BLOCK_ROWS = 512
+"""Rows of one product; more per block gain nothing, and one large group must not be one part."""
 
 
 def compute(op: Call) -> Tensors:
@@ -20,25 +25,39 @@ def compute(op: Call) -> Tensors:
         return [_inner(op)]
     if op.group_type == _ROWS:
         return [_rows(op)]
-    return [
-        _product(x, _oriented(op, op.weight[group]), _bias(op, group), None)
-        for group, x in enumerate(op.x)
+    products = [
+        x.new_empty((x.shape[0], _columns(op, op.weight[group]))) for group, x in enumerate(op.x)
     ]
+
+    def work(group: int) -> None:
+        weight = _oriented(op, op.weight[group])
+        _product(op.x[group], weight, _bias(op, group), products[group])
+
+    run_parts(work, range(len(products)))
+    return list(products)
 
 
 def _rows(op: Call) -> torch.Tensor:
-    columns = op.weight[0].shape[-2 if op.transpose_weight else -1]
     total = sum(x.shape[0] for x in op.x)
-    y: torch.Tensor = op.x[0].new_empty((total, columns))
+    y: torch.Tensor = op.x[0].new_empty((total, _columns(op, op.weight[0])))
     ends = _ends(op, total) if op.group_list is not None else _ends_of_tensors(op)
-    begin = 0
-    for group, end in enumerate(ends):
-        if end > begin:
-            x = op.x[group] if len(op.x) > 1 else op.x[0][begin:end]
-            weight = op.weight[0][group] if op.weight[0].dim() == 3 else op.weight[group]
-            _product(x, _oriented(op, weight), _bias(op, group), y[begin:end])
-        begin = end
-    y[begin:].fill_(torch.nan)
+
+    def work(part: tuple[int, int, slice]) -> None:
+        group, begin, block = part
+        x = op.x[group][block] if len(op.x) > 1 else op.x[0][begin:][block]
+        weight = op.weight[0][group] if op.weight[0].dim() == 3 else op.weight[group]
+        _product(x, _oriented(op, weight), _bias(op, group), y[begin:][block])
+
+    begins = [0, *ends]
+    run_parts(
+        work,
+        [
+            (group, begin, block)
+            for group, (begin, end) in enumerate(zip(begins, ends, strict=False))
+            for block in slices(end - begin, _BLOCK_ROWS)
+        ],
+    )
+    y[begins[-1] :].fill_(torch.nan)
     return y
 
 
@@ -46,27 +65,32 @@ def _inner(op: Call) -> torch.Tensor:
     (x,), (weight,) = op.x, op.weight
     ends = _ends(op, x.shape[0])
     y: torch.Tensor = x.new_empty((len(ends), x.shape[1], weight.shape[1]))
-    begin = 0
-    for group, end in enumerate(ends):
+
+    def work(part: tuple[int, int, int]) -> None:
+        group, begin, end = part
         if end > begin:
             torch.mm(x[begin:end].t(), weight[begin:end], out=y[group])
         else:
             y[group].zero_()
-        begin = end
+
+    run_parts(work, list(zip(range(len(ends)), [0, *ends], ends, strict=False)))
     return y
 
 
 def _product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
-) -> torch.Tensor:
-    if out is None:
-        out = x.new_empty((x.shape[0], weight.shape[1]))
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> None:
     if bias is None:
-        return torch.mm(x, weight, out=out)
-    if x.dtype is torch.float32:
-        return torch.addmm(bias, x, weight, out=out)
-    wide = torch.addmm(bias.to(torch.float32), x.to(torch.float32), weight.to(torch.float32))
-    return out.copy_(wide)
+        torch.mm(x, weight, out=out)
+    elif x.dtype is torch.float32:
+        torch.addmm(bias, x, weight, out=out)
+    else:
+        wide = torch.addmm(bias.to(torch.float32), x.to(torch.float32), weight.to(torch.float32))
+        out.copy_(wide)
+
+
+def _columns(op: Call, weight: torch.Tensor) -> int:
+    return int(weight.shape[-2 if op.transpose_weight else -1])
 
 
 def _oriented(op: Call, weight: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ from moe_graph.ops.defs.moe_finalize_routing_v2_autograd import (
     has_drops,
     is_row_major,
 )
+from moe_graph.ops.defs.workers import run_parts
 from moe_graph.ops.dims import UNKNOWN, UNKNOWN_RANK, floordiv, is_unknown, mul
 from moe_graph.ops.opdef import (
     Attr,
@@ -148,7 +149,8 @@ def _compute(op: Call) -> Tensors:
         index = index.clamp(min=0)
     sum_dtype = _sum_dtype(op)
     output = rows.new_empty((tokens, hidden))
-    for chunk in row_chunks(tokens, hidden):
+
+    def work(chunk: slice) -> None:
         y = output[chunk]
         total = y if y.dtype is sum_dtype else torch.empty_like(y, dtype=sum_dtype)
         _start(op, chunk, total)
@@ -165,6 +167,8 @@ def _compute(op: Call) -> Tensors:
                 torch.where(kept[k, chunk].unsqueeze(1), total + part, total, out=total)
         if total is not y:
             y.copy_(total)
+
+    run_parts(work, row_chunks(tokens, hidden))
     return [output]
 
 

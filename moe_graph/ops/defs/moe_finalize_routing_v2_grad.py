@@ -16,6 +16,7 @@ import torch
 
 from moe_graph.ops.defs.chunks import row_chunks
 from moe_graph.ops.defs.moe_finalize_routing_v2 import check_range
+from moe_graph.ops.defs.workers import run_parts
 from moe_graph.ops.dims import UNKNOWN_RANK, Dim, minimum, mul
 from moe_graph.ops.opdef import Attr, Call, Input, OpDef, Output, Specs, Tensors, TensorSpec
 from moe_graph.ops.registry import register
@@ -153,8 +154,8 @@ def _compute(op: Call) -> Tensors:
         scale = op.scales.reshape(-1)[copy].to(torch.float32).unsqueeze(1)
         dot = scale.new_empty(rows)
         expanded = op.expanded_x.reshape(-1, hidden)
-    # Row by row, not copy by copy: expanded_x and its gradient are then read and written in order.
-    for chunk in row_chunks(rows if tokens else 0, hidden):
+
+    def work(chunk: slice) -> None:
         grad = op.grad_y.index_select(0, token[chunk]).to(torch.float32)
         if scale is not None and dot is not None and expanded is not None:
             value = expanded[chunk]
@@ -164,6 +165,9 @@ def _compute(op: Call) -> Tensors:
             torch.sum(grad * value, 1, out=dot[chunk])
             grad.mul_(scale[chunk])
         grad_rows[chunk] = grad
+
+    # Row by row, not copy by copy: expanded_x and its gradient are then read and written in order.
+    run_parts(work, row_chunks(rows if tokens else 0, hidden))
     if not all_filled:
         grad_rows.masked_fill_(~filled.unsqueeze(1), _unfilled(op))
     return [_shaped(op, grad_rows), _grad_scales(op, copy_of_row, filled, dot)]

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from moe_graph.ops.defs.chunks import row_chunks
+from moe_graph.ops.defs.workers import run_parts
 from moe_graph.ops.dims import Dim, is_unknown, known_less, minimum, mul
 from moe_graph.ops.opdef import (
     Attr,
@@ -109,7 +111,13 @@ def _compute(op: Call) -> Tensors:
         if op.expert_tokens_count_or_cumsum_flag == CUMSUM:
             per_expert = counts.cumsum(0)
         per_expert = per_expert.to(torch.int32)
-    return [op.x.index_select(0, source), row_idx, per_expert, None]
+    expanded = op.x.new_empty((rows, op.x.shape[1]))
+
+    def gather(chunk: slice) -> None:
+        torch.index_select(op.x, 0, source[chunk], out=expanded[chunk])
+
+    run_parts(gather, row_chunks(rows, op.x.shape[1]))
+    return [expanded, row_idx, per_expert, None]
 
 
 def _counts(op: Call, ids: torch.Tensor) -> torch.Tensor | None:

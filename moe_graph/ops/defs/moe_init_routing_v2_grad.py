@@ -22,6 +22,7 @@ import torch
 
 from moe_graph.config import Soc
 from moe_graph.ops.defs.chunks import row_chunks
+from moe_graph.ops.defs.workers import run_parts
 from moe_graph.ops.dims import floordiv
 from moe_graph.ops.opdef import (
     REQUIRED,
@@ -168,9 +169,12 @@ def _compute(op: Call) -> Tensors:
         valid = (index >= 0) & (index < grad.shape[0])
         index = torch.where(valid, index, 0)
     add_up = _sum_950 if op.soc is Soc.ASCEND950 else _sum_a2
-    for chunk in row_chunks(tokens, hidden):
+
+    def work(chunk: slice) -> None:
         rows = _Rows(grad, index[:, chunk], None if valid is None else valid[:, chunk])
         output[chunk] = add_up(rows, op.top_k)
+
+    run_parts(work, row_chunks(tokens, hidden))
     return [output]
 
 

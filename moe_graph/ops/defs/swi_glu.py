@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from moe_graph.ops.defs.chunks import serial_tiles
+from moe_graph.ops.defs.chunks import tiles
+from moe_graph.ops.defs.workers import run_parts
 from moe_graph.ops.dims import UNKNOWN_RANK, Dim, floordiv, is_unknown
 from moe_graph.ops.opdef import (
     Attr,
@@ -72,10 +73,14 @@ def _compute(op: Call) -> Tensors:
     y = op.x.new_empty(_half(op))
     rows, _, width = halves.shape
     flat_y = y.view(rows, width)
-    for chunk, columns in serial_tiles(rows, width):
+
+    def work(tile: tuple[slice, slice]) -> None:
+        chunk, columns = tile
         gate, up = halves[chunk, :, columns].unbind(1)
         silu = torch.nn.functional.silu(gate.to(torch.float32))
         torch.mul(silu, up, out=flat_y[chunk, columns])
+
+    run_parts(work, tiles(rows, width))
     return [y]
 
 
@@ -93,7 +98,9 @@ def _grad_compute(op: Call) -> Tensors:
     y_grad = op.y_grad.reshape(rows, width)
     grad_x = torch.empty_like(op.x, memory_format=torch.contiguous_format)
     grad_halves = _halves(grad_x, dim)
-    for chunk, columns in serial_tiles(rows, width):
+
+    def work(tile: tuple[slice, slice]) -> None:
+        chunk, columns = tile
         gate, up = halves[chunk, :, columns].to(torch.float32).unbind(1)
         grad = y_grad[chunk, columns].to(torch.float32)
         sigmoid = torch.sigmoid(gate)
@@ -102,6 +109,8 @@ def _grad_compute(op: Call) -> Tensors:
         slope = torch.addcmul(sigmoid, silu, sigmoid, value=-1).add_(silu)
         torch.mul(slope.mul_(grad), up, out=grad_halves[chunk, 0, columns])
         torch.mul(silu, grad, out=grad_halves[chunk, 1, columns])
+
+    run_parts(work, tiles(rows, width))
     return [grad_x]
 
 
