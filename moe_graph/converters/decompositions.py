@@ -63,6 +63,18 @@ def _repeat_interleave(
     return x.unsqueeze(dim + 1).expand(shape).clone().flatten(dim, dim + 1)
 
 
+def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+    """Replace slices of `x`: a static cache of ``generate()`` writes keys and values so.
+
+    Its converter refuses every call, and so does that of ``index_put``, PyTorch's decomposition.
+    """
+    if x.dim() == 0:
+        return NotImplemented
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    return x.scatter(dim, index.view(shape).expand_as(source), source)
+
+
 def _matmul_backward(
     grad: Tensor, left: Tensor, right: Tensor, mask: list[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -128,6 +140,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.softmax.int: _softmax,
         aten._safe_softmax.default: _safe_softmax,
         aten.repeat_interleave.self_int: _repeat_interleave,
+        aten.index_copy.default: _index_copy,
         aten.matmul_backward.default: _matmul_backward,
         aten.slice_backward.default: _slice_backward,
         aten.select_backward.default: _select_backward,
