@@ -10,7 +10,6 @@ import torch
 import moe_graph
 from tests.models.zoo import MOE_LAYERS, build, token_ids
 
-
 IN_EVERY_RUN = {("mixtral", "dynamic"), ("mixtral", "static")}
 
 
