@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from moe_graph.config import Soc
 from moe_graph.ops.dims import UNKNOWN, Dim, may_equal
 from moe_graph.ops.errors import OpError
@@ -22,10 +24,16 @@ class Call:
     """
 
     def __init__(
-        self, opdef: OpDef, inputs: Sequence[Any], attrs: Mapping[str, Any], soc: Soc
+        self,
+        opdef: OpDef,
+        inputs: Sequence[Any],
+        attrs: Mapping[str, Any],
+        soc: Soc,
+        memory: Sequence[torch.Tensor | None] = (),
     ) -> None:
         self.opdef = opdef
         self.soc = soc
+        self._memory = memory
         self._values: dict[str, Any] = {
             declared.name: value for declared, value in zip(opdef.inputs, inputs, strict=True)
         }
@@ -36,6 +44,20 @@ class Call:
             return self._values[name]
         except KeyError:
             raise AttributeError(f"{self.opdef.ge_type} has no input or attribute {name}") from None
+
+    def new_output(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, index: int = 0
+    ) -> torch.Tensor:
+        """Return memory for all of output `index`: the caller's, if it fits, or else fresh."""
+        offered = self._memory[index] if index < len(self._memory) else None
+        if (
+            offered is not None
+            and offered.shape == torch.Size(shape)
+            and offered.dtype is dtype
+            and offered.is_contiguous()
+        ):
+            return offered
+        return torch.empty(list(shape), dtype=dtype, device=device)
 
     def error(
         self, argument: str, *, got: object, want: object, hint: str = "", limit: bool = False

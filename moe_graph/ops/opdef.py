@@ -158,14 +158,28 @@ class OpDef:
         return specs
 
     def kernel(
-        self, inputs: Sequence[Any], attrs: Mapping[str, Any], soc: Soc | None = None
+        self,
+        inputs: Sequence[Any],
+        attrs: Mapping[str, Any],
+        soc: Soc | None = None,
+        memory: Sequence[torch.Tensor | None] = (),
     ) -> Tensors:
         """Compute the outputs of inputs that have passed :meth:`infer`.
+
+        Args:
+            inputs: as for :meth:`infer_shape`, with tensors for specs.
+            attrs: every attribute.
+            soc: product; None takes the current one.
+            memory: per output, a tensor that it may be written to; it overlaps with no input.
+
+        Returns:
+            One tensor per output, None for one that is not produced. It is the one of `memory`
+            where the kernel used that.
 
         Raises:
             OpError: a value is out of range (expert ids, row indices, group lists).
         """
-        return self.compute(self._call(inputs, attrs, soc))
+        return self.compute(self._call(inputs, attrs, soc, memory))
 
     def reference(
         self, inputs: Sequence[Any], attrs: Mapping[str, Any], soc: Soc | None = None
@@ -173,8 +187,14 @@ class OpDef:
         """Compute the outputs as the definition reads, slowly. Same contract as :meth:`kernel`."""
         return self.naive(self._call(inputs, attrs, soc))
 
-    def _call(self, inputs: Sequence[Any], attrs: Mapping[str, Any], soc: Soc | None) -> Call:
-        return Call(self, self._pad(inputs), attrs, soc or current_product())
+    def _call(
+        self,
+        inputs: Sequence[Any],
+        attrs: Mapping[str, Any],
+        soc: Soc | None,
+        memory: Sequence[torch.Tensor | None] = (),
+    ) -> Call:
+        return Call(self, self._pad(inputs), attrs, soc or current_product(), memory)
 
     def _checked_call(
         self, inputs: Sequence[Any], attrs: Mapping[str, Any], soc: Soc | None

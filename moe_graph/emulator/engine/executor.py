@@ -7,8 +7,9 @@ every run, and the results of the graph against what NetOutput declares.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,13 +19,20 @@ from moe_graph.emulator.engine.model import Desc
 from moe_graph.emulator.engine.plan import Plan
 from moe_graph.emulator.engine.steps import explain, plain_cpu, run_checked
 
+#: A step, cut down to (call, input slots, output slots, slots to drop).
+_Call: TypeAlias = tuple[
+    Callable[..., Any], tuple[int, ...], int | tuple[int, ...], tuple[int, ...]
+]
+
 
 class Executor:
     """Executes one plan, any number of times."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._loop = [(step.call, step.inputs, step.outputs, step.dead) for step in plan.steps]
+        self._loop: list[_Call] = [
+            (step.call, step.inputs, step.outputs, step.dead) for step in plan.steps
+        ]
         self._expected = [
             (slot, node.output_descs[0].dtype, node.output_descs[0].shape)
             for slot, node in zip(plan.input_slots, plan.input_nodes, strict=True)
@@ -54,7 +62,7 @@ class Executor:
         with plain_cpu():
             slots = self._fill_slots(inputs)
             if self._dtypes_checked:
-                self._run_steps(slots)
+                self._run_steps(slots, self._aimed(outputs, inputs) if outputs else self._loop)
             else:
                 self._run_steps_checked(slots)
                 self._dtypes_checked = True
@@ -89,10 +97,23 @@ class Executor:
             )  # fmt: skip
         return tensor
 
-    def _run_steps(self, slots: list[Any]) -> None:
+    def _aimed(
+        self, outputs: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]
+    ) -> list[_Call]:
+        """Return the calls, with the kernels that can writing to `outputs` straight away."""
+        taken = {_start(tensor) for tensor in inputs}
+        free = [None if each is None or _start(each) in taken else each for each in outputs]
+        loop = self._loop.copy()
+        for position, targets in self._plan.direct:
+            call, read, written, dead = loop[position]
+            memory = tuple(None if target is None else free[target] for target in targets)
+            loop[position] = functools.partial(call, memory=memory), read, written, dead
+        return loop
+
+    def _run_steps(self, slots: list[Any], loop: list[_Call]) -> None:
         position = 0
         try:
-            for position, (call, inputs, outputs, dead) in enumerate(self._loop):  # noqa: B007
+            for position, (call, inputs, outputs, dead) in enumerate(loop):  # noqa: B007
                 result = call(*[slots[i] for i in inputs])
                 if isinstance(outputs, int):
                     slots[outputs] = result
@@ -152,7 +173,9 @@ class Executor:
             results = self._own(results)
         written: list[torch.Tensor] = []
         for result, output in zip(results, outputs, strict=True):
-            written.append(result if output is None else output.copy_(result))
+            if output is not None and output is not result:
+                result = output.copy_(result)
+            written.append(result)
         return written
 
 

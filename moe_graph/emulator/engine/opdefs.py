@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -42,7 +43,7 @@ def kernel_of(op_type: str) -> Kernel | None:
         each.name: (inspect.Parameter.empty if each.default is REQUIRED else each.default, False)
         for each in opdef.attrs
     }
-    return Kernel(_OpDefCall(opdef), inputs, attrs, returns_tuple=True)
+    return Kernel(_OpDefCall(opdef), inputs, attrs, returns_tuple=True, takes_memory=True)
 
 
 class _OpDefCall:
@@ -52,9 +53,11 @@ class _OpDefCall:
         self._opdef = opdef
         self._known: dict[Any, tuple[dict[str, Any], Specs]] = {}
 
-    def __call__(self, *inputs: Value, **attrs: Any) -> tuple[torch.Tensor, ...]:
+    def __call__(
+        self, *inputs: Value, memory: Sequence[torch.Tensor | None] = (), **attrs: Any
+    ) -> tuple[torch.Tensor, ...]:
         bound, specs = self._checked(inputs, attrs)
-        results = self._opdef.kernel(list(inputs), bound)
+        results = self._opdef.kernel(list(inputs), bound, memory=memory)
         outputs = [self._output(index) for index in range(len(results))]
         for output, spec, result in zip(outputs, specs, results, strict=True):
             _check(output.name, spec, result)

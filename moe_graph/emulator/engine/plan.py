@@ -40,6 +40,7 @@ class Plan:
         output_slots: slot of every graph output.
         shared_outputs: positions of outputs that may share memory with an input, a constant or
             another output.
+        direct: (step, per result of the step the graph output whose memory it can be written to).
         net_output: declares dtypes and shapes of the outputs.
     """
 
@@ -50,6 +51,7 @@ class Plan:
     input_nodes: list[Node] = field(default_factory=list)
     output_slots: list[int] = field(default_factory=list)
     shared_outputs: frozenset[int] = frozenset()
+    direct: list[tuple[int, tuple[int | None, ...]]] = field(default_factory=list)
 
     @property
     def net_output(self) -> Node:
@@ -114,6 +116,7 @@ class _Planner:
                 self._add(node)
         self._mark_dead()
         self._mark_shared()
+        self._mark_direct()
         return self.plan
 
     def _find_kernels(self) -> None:
@@ -318,6 +321,20 @@ class _Planner:
             i for i, root in enumerate(roots) if root in owned or root in roots[:i]
         )
 
+    def _mark_direct(self) -> None:
+        """Find results that are graph outputs as they are, of kernels that can be told where."""
+        wanted = {
+            slot: index
+            for index, slot in enumerate(self.plan.output_slots)
+            if index not in self.plan.shared_outputs
+        }
+        for position, step in enumerate(self.plan.steps):
+            if step.node is not None and self.kernels[step.node.name].takes_memory:
+                slots = step.outputs if isinstance(step.outputs, tuple) else (step.outputs,)
+                targets = tuple(wanted.get(slot) for slot in slots)
+                if any(target is not None for target in targets):
+                    self.plan.direct.append((position, targets))
+
 
 def _dynamic_names(stem: str, by_name: dict[str, Port | None]) -> list[str]:
     """Return ``stem0, stem1, ...`` as far as they are fed."""
@@ -327,7 +344,9 @@ def _dynamic_names(stem: str, by_name: dict[str, Port | None]) -> list[str]:
     return names
 
 
-def _call_grouped(call: Callable[..., Any], sizes: tuple[int, ...], *flat: Any) -> Any:
+def _call_grouped(
+    call: Callable[..., Any], sizes: tuple[int, ...], *flat: Any, **memory: Any
+) -> Any:
     """Call with consecutive arguments gathered into lists; size -1 stands for a single argument."""
     arguments: list[Any] = []
     position = 0
@@ -338,7 +357,7 @@ def _call_grouped(call: Callable[..., Any], sizes: tuple[int, ...], *flat: Any) 
         else:
             arguments.append(list(flat[position : position + size]))
             position += size
-    return call(*arguments)
+    return call(*arguments, **memory)
 
 
 def _call_on_copy(call: Callable[..., Any], first: torch.Tensor, *rest: Any) -> Any:

@@ -66,6 +66,8 @@ class Kernel:
         pure: same inputs, same outputs: may be computed once when all inputs are constants.
         same_dtype: inputs that must have the same dtype.
         returns_tuple: `function` returns a tuple, of one tensor even.
+        takes_memory: `function` has a keyword argument ``memory``: per output, a tensor that it may
+            write it to, None where it must allocate.
     """
 
     function: Callable[..., Any]
@@ -77,6 +79,7 @@ class Kernel:
     pure: bool = True
     same_dtype: tuple[str, ...] = ()
     returns_tuple: bool = False
+    takes_memory: bool = False
 
 
 #: Attributes by which TorchAir tells GE how to label dims (NCHW); strides stay row-major.

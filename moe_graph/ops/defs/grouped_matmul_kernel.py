@@ -39,7 +39,7 @@ def compute(op: Call) -> Tensors:
 
 def _rows(op: Call) -> torch.Tensor:
     total = sum(x.shape[0] for x in op.x)
-    y: torch.Tensor = op.x[0].new_empty((total, _columns(op, op.weight[0])))
+    y = op.new_output((total, _columns(op, op.weight[0])), op.x[0].dtype, op.x[0].device)
     ends = _ends(op, total) if op.group_list is not None else _ends_of_tensors(op)
 
     def work(part: tuple[int, int, slice]) -> None:
@@ -64,7 +64,7 @@ def _rows(op: Call) -> torch.Tensor:
 def _inner(op: Call) -> torch.Tensor:
     (x,), (weight,) = op.x, op.weight
     ends = _ends(op, x.shape[0])
-    y: torch.Tensor = x.new_empty((len(ends), x.shape[1], weight.shape[1]))
+    y = op.new_output((len(ends), x.shape[1], weight.shape[1]), x.dtype, x.device)
 
     def work(part: tuple[int, int, int]) -> None:
         group, begin, end = part

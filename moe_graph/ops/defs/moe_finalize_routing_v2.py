@@ -148,7 +148,7 @@ def _compute(op: Call) -> Tensors:
         kept = index >= 0
         index = index.clamp(min=0)
     sum_dtype = _sum_dtype(op)
-    output = rows.new_empty((tokens, hidden))
+    output = op.new_output((tokens, hidden), rows.dtype, rows.device)
 
     def work(chunk: slice) -> None:
         y = output[chunk]

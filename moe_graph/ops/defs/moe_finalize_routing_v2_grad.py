@@ -131,10 +131,11 @@ def _unfilled(op: Call) -> float:
     return 0.0 if op.drop_pad_mode == DROP_PAD else torch.nan
 
 
-def _shaped(op: Call, rows: torch.Tensor) -> torch.Tensor:
+def _expanded_shape(op: Call, rows: int) -> tuple[int, ...]:
+    hidden = op.grad_y.shape[1]
     if op.drop_pad_mode == DROP_PAD:
-        return rows.view(op.expert_num, op.expert_capacity, rows.shape[1])
-    return rows
+        return op.expert_num, op.expert_capacity, hidden
+    return rows, hidden
 
 
 def _compute(op: Call) -> Tensors:
@@ -147,7 +148,8 @@ def _compute(op: Call) -> Tensors:
     all_filled = bool(filled.all())
     copy = copy_of_row if all_filled else copy_of_row.clamp(min=0)
     token = torch.div(copy, top_k, rounding_mode="floor")
-    grad_rows = op.grad_y.new_empty((rows, hidden))
+    grad_expanded = op.new_output(_expanded_shape(op, rows), op.grad_y.dtype, op.grad_y.device)
+    grad_rows = grad_expanded.view(rows, hidden)
     if op.scales is None:
         scale = dot = expanded = None
     else:
@@ -170,7 +172,7 @@ def _compute(op: Call) -> Tensors:
     run_parts(work, row_chunks(rows if tokens else 0, hidden))
     if not all_filled:
         grad_rows.masked_fill_(~filled.unsqueeze(1), _unfilled(op))
-    return [_shaped(op, grad_rows), _grad_scales(op, copy_of_row, filled, dot)]
+    return [grad_expanded, _grad_scales(op, copy_of_row, filled, dot)]
 
 
 def _grad_scales(
@@ -208,7 +210,7 @@ def _naive(op: Call) -> Tensors:
                 if op.bias is not None:
                     value = value + op.bias[op.expert_idx[i, k]].to(torch.float32)
                 grad_scales[i, k] = (value * grad).sum()
-    return [_shaped(op, grad_rows), grad_scales]
+    return [grad_rows.view(_expanded_shape(op, rows)), grad_scales]
 
 
 _ROWS = (torch.float16, torch.float32, torch.bfloat16)

@@ -111,7 +111,7 @@ def _compute(op: Call) -> Tensors:
         if op.expert_tokens_count_or_cumsum_flag == CUMSUM:
             per_expert = counts.cumsum(0)
         per_expert = per_expert.to(torch.int32)
-    expanded = op.x.new_empty((rows, op.x.shape[1]))
+    expanded = op.new_output((rows, op.x.shape[1]), op.x.dtype, op.x.device)
 
     def gather(chunk: slice) -> None:
         torch.index_select(op.x, 0, source[chunk], out=expanded[chunk])

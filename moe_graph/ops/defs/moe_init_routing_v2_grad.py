@@ -160,7 +160,7 @@ def _compute(op: Call) -> Tensors:
     hidden = op.grad_expanded_x.shape[-1]
     tokens = op.expanded_row_idx.numel() // op.top_k
     grad = op.grad_expanded_x.reshape(-1, hidden)
-    output = grad.new_empty((tokens, hidden))
+    output = op.new_output((tokens, hidden), grad.dtype, grad.device)
     if grad.shape[0] == 0:
         return [output.zero_()]
     index = op.expanded_row_idx.view(tokens, op.top_k).t().contiguous()

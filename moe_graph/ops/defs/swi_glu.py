@@ -70,7 +70,7 @@ def _halves(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 def _compute(op: Call) -> Tensors:
     halves = _halves(op.x, _split_dim(op))
-    y = op.x.new_empty(_half(op))
+    y = op.new_output(_half(op), op.x.dtype, op.x.device)
     rows, _, width = halves.shape
     flat_y = y.view(rows, width)
 
@@ -96,7 +96,7 @@ def _grad_compute(op: Call) -> Tensors:
     halves = _halves(op.x, dim)
     rows, _, width = halves.shape
     y_grad = op.y_grad.reshape(rows, width)
-    grad_x = torch.empty_like(op.x, memory_format=torch.contiguous_format)
+    grad_x = op.new_output(op.x.shape, op.x.dtype, op.x.device)
     grad_halves = _halves(grad_x, dim)
 
     def work(tile: tuple[slice, slice]) -> None:
