@@ -20,6 +20,7 @@ import importlib
 from typing import Any
 
 import torch
+from torch._C._dynamo import eval_frame  # without torch._dynamo, which takes a second to import
 from torch.utils._python_dispatch import _get_current_dispatch_mode as current_mode
 
 from moe_graph.emulator import eager_aten, eager_attention, eager_npu
@@ -99,6 +100,12 @@ _LATE_OPERATORS = (
     "transformers::grouped_mm_fallback_backward",
 )
 
+# Between the graphs of a model that breaks, dynamo watches every Python frame. It has to pass over
+# these kernels and what they call, as it does over the C++ ones of an Ascend machine.
+_UNTRACED = eval_frame._FrameExecStrategy(
+    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+)
+
 _libraries: dict[str, torch.library.Library] = {}
 _kernels: CpuKernels | None = None
 
@@ -108,6 +115,7 @@ def _register(name: str, kernel: Kernel, key: str = _DEVICE_KEY) -> None:
     namespace, _, rest = name.partition("::")
     if namespace not in _libraries:
         _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    eval_frame.set_code_exec_strategy(kernel.__code__, _UNTRACED)
     _libraries[namespace].impl(rest, kernel, key, allow_override=True)
 
 
