@@ -18,9 +18,11 @@ from typing import Any, Protocol
 import torch.fx
 from torch._guards import detect_fake_mode
 
+from moe_graph import emulator
 from moe_graph.provenance import annotate, annotate_custom_nodes
 
 _PRIVATE = ("_compile_graph_with_aot", "_process_send_recv", "_process_kwargs_options")
+_GE_MODE = "max-autotune"  # the only mode that makes a GE graph
 _DEFAULTS_LOCK = threading.Lock()
 
 Convert = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
@@ -41,11 +43,22 @@ class AotObserver(Protocol):
 
 
 def prepare_compiler_config(compiler_config: Any | None) -> Any:
-    """Return a copy of a ``torchair.CompilerConfig`` that also records where nodes come from."""
+    """Return a copy of a ``torchair.CompilerConfig`` that also records where nodes come from.
+
+    Raises:
+        ValueError: it asks for a mode that the emulated device does not have.
+    """
     import torchair
 
     config = copy.deepcopy(compiler_config) if compiler_config else torchair.CompilerConfig()
-    config.export.experimental.enable_record_nn_module_stack = True
+    mode = config.mode.value
+    if mode == _GE_MODE:
+        config.export.experimental.enable_record_nn_module_stack = True
+    elif emulator.emulated:
+        raise ValueError(
+            f"compiler_config.mode: got {mode!r}, want {_GE_MODE!r}: other modes capture the "
+            "kernels of a device, and this one is emulated"
+        )
     return config
 
 
