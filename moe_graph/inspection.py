@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def explain(
         The report of every graph that the call compiles. Where the model breaks into several
         graphs, later ones are traced on zeros in place of the earlier ones' results.
     """
-    backend = _CompileOnly(config or Config(on_miss="ignore"))
+    backend = _CompileOnly(dataclasses.replace(config or Config(), on_miss="ignore"))
     torch.compile(model, backend=backend)(*args, **kwargs)
     return backend.report
 
