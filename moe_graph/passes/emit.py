@@ -10,12 +10,44 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from moe_graph.passes import meta
 from moe_graph.provenance import LAYER_KEY
 
 _INHERITED = ("stack_trace", "nn_module_stack", "source_fn_stack")
+
+
+class Results:
+    """What calls yield on example values, each distinct call run once.
+
+    Identical layers make identical calls, so a model's second layer costs no fake kernel.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def of(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a call of nodes yields on their example values."""
+        fake_args = map_arg(args, meta.example)
+        fake_kwargs = map_arg(kwargs, meta.example)
+        leaves, structure = tree_flatten((fake_args, fake_kwargs))
+        key = (target, structure, tuple(map(_description, leaves)))
+        if key not in self._known:
+            self._known[key] = _infer(target, fake_args, fake_kwargs)
+        return self._known[key]
+
+
+def _description(leaf: Any) -> Any:
+    """Return all that a fake kernel can tell of one argument, as a key."""
+    if isinstance(leaf, torch.Tensor):
+        sizes = tuple(_symbol(dim) for dim in (*leaf.shape, *leaf.stride()))
+        return (sizes, leaf.dtype, leaf.device, leaf.layout, getattr(leaf, "fake_mode", None))
+    return (type(leaf), _symbol(leaf))
+
+
+def _symbol(value: Any) -> Any:
+    return value.node.expr if isinstance(value, torch.SymInt) else value
 
 
 class Emitter:
@@ -24,11 +56,13 @@ class Emitter:
     Args:
         graph: where to insert.
         layer: module path of the layer, left on every new node.
+        results: example values that are known from other layers.
     """
 
-    def __init__(self, graph: Graph, layer: str) -> None:
+    def __init__(self, graph: Graph, layer: str, results: Results) -> None:
         self._graph = graph
         self._layer = layer
+        self._results = results
         self.nodes: list[Node] = []
 
     def call(
@@ -47,7 +81,7 @@ class Emitter:
         """
         kwargs = dict(kwargs or {})
         key = "example_value" if "example_value" in at.meta else "val"
-        value = _infer(target, args, kwargs)
+        value = self._results.of(target, args, kwargs)
         with self._graph.inserting_before(at):
             node = self._graph.create_node("call_function", target, args, kwargs, name=name)
         node.meta.update({k: at.meta[k] for k in _INHERITED if k in at.meta})
@@ -88,10 +122,7 @@ class Emitter:
         self.nodes.clear()
 
 
-def _infer(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what a call yields on the example values of its arguments."""
-    fake_args = map_arg(args, meta.example)
-    fake_kwargs = map_arg(kwargs, meta.example)
+def _infer(target: Any, fake_args: Any, fake_kwargs: Any) -> Any:
     mode = _mode_of((fake_args, fake_kwargs))
     with torch.no_grad():
         if mode is None:

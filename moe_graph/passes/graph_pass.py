@@ -10,6 +10,7 @@ from moe_graph.config import Config
 from moe_graph.ops import OpError
 from moe_graph.passes import rules  # noqa: F401  registers the transfer rules
 from moe_graph.passes.analysis import Facts
+from moe_graph.passes.emit import Results
 from moe_graph.passes.layer import Layer
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.recognise import Kept, find_layers
@@ -24,14 +25,20 @@ FORM = "sorted-grouped"
 
 def rewrite_graph(gm: GraphModule, config: Config) -> list[LayerReport]:
     """Rewrite the layers of `gm` and of its checkpoint bodies; see ``rewrite_moe_layers``."""
+    return _rewrite_graph(gm, config, Results())
+
+
+def _rewrite_graph(gm: GraphModule, config: Config, results: Results) -> list[LayerReport]:
     reports: list[LayerReport] = []
     for body in checkpoint_bodies(gm):
-        reports += rewrite_graph(body, config)
+        reports += _rewrite_graph(body, config, results)
     facts = Facts(gm.graph)
     verifier = Verifier(gm) if config.verify else None
     # From the last to the first: what a layer reads may be the result of an earlier one.
     own = [
-        _kept(facts, found) if isinstance(found, Kept) else _rewrite(gm, facts, found, verifier)
+        _kept(facts, found)
+        if isinstance(found, Kept)
+        else _rewrite(gm, facts, found, verifier, results)
         for found in reversed(find_layers(gm.graph, facts))
     ]
     reports += reversed(own)
@@ -54,10 +61,12 @@ def checkpoint_bodies(gm: GraphModule) -> Iterator[GraphModule]:
                 yield body
 
 
-def _rewrite(gm: GraphModule, facts: Facts, layer: Layer, verifier: Verifier | None) -> LayerReport:
+def _rewrite(
+    gm: GraphModule, facts: Facts, layer: Layer, verifier: Verifier | None, results: Results
+) -> LayerReport:
     path = module_path(layer.order.maker)
     router = router_name(facts, layer.root)
-    rewrite = LayerRewrite(gm.graph, facts, layer, path)
+    rewrite = LayerRewrite(gm.graph, facts, layer, path, results)
     try:
         rewrite.prepare()
     except OpError as error:

@@ -28,7 +28,7 @@ from torch.fx import Graph, Node
 import moe_graph.ops  # noqa: F401  registers the torch ops
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
-from moe_graph.passes.emit import Emitter
+from moe_graph.passes.emit import Emitter, Results
 from moe_graph.passes.facts import PerSlot, Rows
 from moe_graph.passes.layer import Layer
 from moe_graph.passes.products import Product
@@ -46,17 +46,20 @@ class LayerRewrite:
         facts: what is known about its nodes.
         layer: what to replace.
         path: module path of the layer.
+        results: example values that are known from other layers.
 
     Attributes:
         replacements: old node -> new node.
         nodes: the new nodes, in the order of their making.
     """
 
-    def __init__(self, graph: Graph, facts: Facts, layer: Layer, path: str) -> None:
+    def __init__(
+        self, graph: Graph, facts: Facts, layer: Layer, path: str, results: Results
+    ) -> None:
         self._graph = graph
         self._facts = facts
         self._layer = layer
-        self._emit = Emitter(graph, path)
+        self._emit = Emitter(graph, path, results)
         self._routings: dict[Node, Node] = {}
         self.replacements: dict[Node, Node] = {}
 
