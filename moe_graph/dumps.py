@@ -23,6 +23,7 @@ from moe_graph.provenance import GE_ATTRIBUTE
 from moe_graph.report import Report
 
 _GE_FORMATS = ("txt", "pbtxt", "py")
+_ASSIGNED = re.compile(r"^(.+?) = ge\.", re.MULTILINE)
 
 
 class Dumps:
@@ -69,20 +70,33 @@ class Dumps:
 
 def _custom_nodes(ge_graph: Any) -> str:
     """List the nodes made by ``ge.custom_op``: TorchAir's Python dump leaves them out."""
-    words = set(re.findall(r"\w+", ge_graph.python_code))
-    lines = [_as_call(op) for op in ge_graph.op if f"{op.name}_0" not in words]
+    written = set(re.findall(r"\w+", " ".join(_ASSIGNED.findall(ge_graph.python_code))))
+    left_out = [op for op in ge_graph.op if not written.issuperset(_variables(op))]
+    # The dump writes a constant where it is used, so only those of nodes left out are missing.
+    used = {edge.rpartition(":")[0] for op in left_out for edge in op.input}
+    lines = [_as_call(op) for op in left_out if op.type != "Const" or op.name in used]
     if not lines:
         return ""
     head = "# Nodes made by ge.custom_op; they belong above, in the order of their inputs."
     return "\n".join(("", head, *lines, ""))
 
 
+def _variables(op: Any) -> list[str]:
+    """Return the names of a node's outputs in the Python dump."""
+    return [f"{op.name}_{index}" for index in range(len(op.output_desc))]
+
+
 def _as_call(op: Any) -> str:
-    descs = iter(op.input_desc)
-    inputs = {next(descs).name: name for name in op.input if not name.endswith(":-1")}
+    edges = [edge for edge in op.input if not edge.endswith(":-1")]  # without control edges
+    inputs = {
+        desc.name: edge.replace(":", "_")
+        for desc, edge in zip(op.input_desc, edges, strict=True)
+        if edge
+    }
     attrs = {name: _attr_value(op.attr[name]) for name in op.attr if not name.startswith("_")}
     attrs.pop(GE_ATTRIBUTE, None)
-    return f"# {op.name} = ge.custom_op({op.type!r}, inputs={inputs}, attrs={attrs})"
+    outputs = ", ".join(_variables(op))
+    return f"# [{outputs}] = ge.custom_op({op.type!r}, inputs={inputs}, attrs={attrs})"
 
 
 def _attr_value(attr: Any) -> Any:
@@ -90,4 +104,10 @@ def _attr_value(attr: Any) -> Any:
     value: Any = getattr(attr, kind) if kind else None
     if kind == "list":
         return list(value.i) or list(value.f) or list(value.b) or list(value.s)
+    if kind == "s":
+        return value.decode()
+    if kind == "t":
+        from torchair._ge_concrete_graph.ge_ir_pb2 import DataType
+
+        return f"{DataType.Name(value.desc.dtype)}{list(value.desc.shape.dim)}"
     return value
