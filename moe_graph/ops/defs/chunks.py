@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-CHUNK_BYTES = 1 << 19
+CHUNK_BYTES = 1 << 18
 """fp32 data that is worked on at a time; a few buffers of this size fit a core's L2 cache."""
 
 

@@ -165,8 +165,9 @@ def _compute(op: Call) -> Tensors:
                 experts = op.expert_idx.reshape(-1)[copy[chunk]]
                 value = value.to(torch.float32) + op.bias.index_select(0, experts)
             torch.sum(grad * value, 1, out=dot[chunk])
-            grad.mul_(scale[chunk])
-        grad_rows[chunk] = grad
+            torch.mul(grad, scale[chunk], out=grad_rows[chunk])
+        else:
+            grad_rows[chunk] = grad
 
     # Row by row, not copy by copy: expanded_x and its gradient are then read and written in order.
     run_parts(work, row_chunks(rows if tokens else 0, hidden))

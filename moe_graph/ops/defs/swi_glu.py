@@ -103,12 +103,14 @@ def _grad_compute(op: Call) -> Tensors:
         chunk, columns = tile
         gate, up = halves[chunk, :, columns].to(torch.float32).unbind(1)
         grad = y_grad[chunk, columns].to(torch.float32)
-        sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
-        # d silu(a) / da = sigmoid(a) + silu(a) * (1 - sigmoid(a))
-        slope = torch.addcmul(sigmoid, silu, sigmoid, value=-1).add_(silu)
-        torch.mul(slope.mul_(grad), up, out=grad_halves[chunk, 0, columns])
-        torch.mul(silu, grad, out=grad_halves[chunk, 1, columns])
+        # exp is computed twice: the passes over memory that keeping it costs take longer.
+        of_silu = grad * up
+        target = grad_halves[chunk, 0, columns]
+        if target.dtype is torch.float32:
+            torch.ops.aten.silu_backward.grad_input(of_silu, gate, grad_input=target)
+        else:
+            target.copy_(torch.ops.aten.silu_backward(of_silu, gate))
+        torch.mul(torch.nn.functional.silu(gate), grad, out=grad_halves[chunk, 1, columns])
 
     run_parts(work, tiles(rows, width))
     return [grad_x]
