@@ -37,11 +37,31 @@ class Soc(str, enum.Enum):
             ) from None
 
     @classmethod
+    def of_device(cls, name: str) -> Soc:
+        """Return the product of a device by the name that CANN gives it, like ``Ascend910B3``.
+
+        Raises:
+            ValueError: the device is of no supported product.
+        """
+        for prefix, soc in _DEVICE_PREFIXES.items():
+            if name.startswith(prefix):
+                return soc
+        raise ValueError(
+            f"unsupported product: device {name!r}, want one whose name begins with "
+            f"{', '.join(_DEVICE_PREFIXES)}; set Config(soc=...) to check for another product"
+        )
+
+    @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Soc:
         """Return the product that ``MOE_GRAPH_SOC`` names, ``A2`` when it is unset."""
         return cls.parse(environ.get("MOE_GRAPH_SOC", cls.A2.value))
 
 
+_DEVICE_PREFIXES = {
+    "Ascend910B": Soc.A2,
+    "Ascend910_93": Soc.A3,
+    "Ascend950": Soc.ASCEND950,
+}
 ON_MISS = ("warn", "error", "ignore")
 
 
@@ -79,7 +99,11 @@ class Config:
     @property
     def product(self) -> Soc:
         """The product that limits are checked against."""
-        return Soc.parse(self.soc) if self.soc is not None else Soc.from_environment()
+        if self.soc is not None:
+            return Soc.parse(self.soc)
+        from moe_graph.device import machine_product
+
+        return machine_product()
 
     @property
     def dump_path(self) -> Path | None:

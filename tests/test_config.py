@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch_npu
 
+from moe_graph import device, emulator
 from moe_graph.config import Config, Soc
 
 
@@ -47,3 +49,27 @@ def test_a_bad_setting_is_refused(arguments: dict[str, str], message: str) -> No
 def test_the_dump_directory_becomes_a_path(tmp_path: Path) -> None:
     assert Config().dump_path is None
     assert Config(dump_dir=str(tmp_path)).dump_path == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "soc"),
+    [("Ascend910B3", Soc.A2), ("Ascend910_9391", Soc.A3), ("Ascend950PR_9599", Soc.ASCEND950)],
+)
+def test_a_device_tells_its_product(name: str, soc: Soc) -> None:
+    assert Soc.of_device(name) is soc
+
+
+def test_a_device_of_another_product_is_refused() -> None:
+    with pytest.raises(ValueError, match="unsupported product: device 'Ascend310P3'"):
+        Soc.of_device("Ascend310P3")
+
+
+def test_without_an_emulation_the_device_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MOE_GRAPH_SOC", raising=False)
+    monkeypatch.setattr(emulator, "emulated", False)
+    monkeypatch.setattr(torch_npu.npu, "get_device_name", lambda _: "Ascend910_9391")
+    device._device_product.cache_clear()
+    assert Config().product is Soc.A3
+    monkeypatch.setenv("MOE_GRAPH_SOC", "950")
+    assert Config().product is Soc.ASCEND950
+    device._device_product.cache_clear()

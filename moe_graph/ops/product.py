@@ -11,6 +11,7 @@ import contextvars
 from collections.abc import Iterator
 
 from moe_graph.config import Soc
+from moe_graph.device import machine_product
 
 _product: contextvars.ContextVar[Soc | None] = contextvars.ContextVar(
     "moe_graph_product", default=None
@@ -18,8 +19,8 @@ _product: contextvars.ContextVar[Soc | None] = contextvars.ContextVar(
 
 
 def current_product() -> Soc:
-    """Return the product set by :func:`use_product`, else the one ``MOE_GRAPH_SOC`` names."""
-    return _product.get() or Soc.from_environment()
+    """Return the product set by :func:`use_product`, else the product of this machine."""
+    return _product.get() or machine_product()
 
 
 @contextlib.contextmanager
