@@ -20,7 +20,7 @@ A node that no table knows keeps its own name, with ``known=False``.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,8 +142,8 @@ def _overload(node: Node, target: torch._ops.OpOverload) -> Call:
         op = "maximum" if len(node.args) > 1 else "amax"
     if op == "slice":
         return Call(op, node, {"input": node.args[0], "index": _slice_index(node)})
-    given = dict(zip((arg.name for arg in schema.arguments), node.args, strict=False))
-    given.update(node.kwargs)
+    names = (argument.name for argument in schema.arguments)
+    given = _arguments(node, names)
     writes = None
     for argument in schema.arguments:
         alias = argument.alias_info
@@ -151,7 +151,7 @@ def _overload(node: Node, target: torch._ops.OpOverload) -> Call:
             writes = given[argument.name]
     if schema.is_mutable and writes is None:
         known = False
-    return Call(op, node, _complete(op, given, extra), writes=writes, known=known)  # type: ignore[arg-type]
+    return Call(op, node, _complete(op, given, extra), writes=writes, known=known)
 
 
 def _bind(op: str, node: Node, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _complete(op: str, given: Mapping[str, Any], extra: Mapping[str, Any]) -> di
 
 def _subscript(node: Node) -> Call:
     """Read ``a[i]``: an output of a tuple, a gather by index tensors, or a basic slice."""
-    source, key = node.args
+    source, key = _values(node)
     if not meta.is_tensor(source):
         return Call("result", node, {"input": source, "index": key})
     indices = _index_tensors(key)
@@ -197,7 +197,7 @@ def _subscript(node: Node) -> Call:
 
 def _subscript_write(node: Node) -> Call:
     """Read ``a[i] = v``."""
-    source, key, values = node.args
+    source, key, values = _values(node)
     written = source if isinstance(source, Node) else None
     indices = _index_tensors(key)
     if indices is None:
@@ -219,14 +219,14 @@ def _index_tensors(key: Any) -> list[Any] | None:
 def _slice_index(node: Node) -> tuple[Any, ...]:
     """Return the arguments of ``aten.slice`` or a slice of one dimension as a subscript."""
     names = ("self", "dim", "start", "end", "step")
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    given = _arguments(node, names)
     dim = given.get("dim", 0)
-    rank = len(meta.shape(given["self"]))  # type: ignore[arg-type]
+    rank = len(meta.shape(given["self"]))
     end = given.get("end")
     if isinstance(end, int) and end >= 2**62:
         end = None
     wanted = slice(given.get("start"), end, given.get("step", 1))
-    return (slice(None),) * (dim % rank) + (wanted,)  # type: ignore[operator]
+    return (slice(None),) * (dim % rank) + (wanted,)
 
 
 def _moves_device(node: Node) -> bool:
@@ -243,7 +243,16 @@ def _first(node: Node) -> Node | None:
 
 
 def _values(node: Node) -> list[Any]:
-    return [*node.args, *node.kwargs.values()]
+    args: Any = node.args  # the declared type is recursive, which mypy takes minutes to unify
+    kwargs: Any = node.kwargs
+    return [*args, *kwargs.values()]
+
+
+def _arguments(node: Node, names: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments of a call by name."""
+    args: Any = node.args
+    kwargs: Any = node.kwargs
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
 def _flat(values: Any) -> Iterator[Any]:
