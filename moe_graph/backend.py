@@ -12,10 +12,10 @@ decompositions that TorchAir lacks, and the report.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("moe_graph")
 
-_BACKENDS: weakref.WeakSet[MoeGraphBackend] = weakref.WeakSet()
-
 
 class MoeGraphBackend:
     """A dynamo backend; see :func:`npu_backend`.
@@ -61,7 +59,6 @@ class MoeGraphBackend:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         attention_tracing.install()
-        _BACKENDS.add(self)
 
     def __call__(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any
@@ -81,7 +78,7 @@ class MoeGraphBackend:
         compilation = self.begin(gm)
         register_converters()
         try:
-            with use_product(self.config.product):
+            with compilation.converting():
                 return compile_with_torchair(
                     gm,
                     example_inputs,
@@ -117,7 +114,7 @@ class MoeGraphBackend:
         dumps.write_report(self.report)
         self._speak_of_kept(layers)
         compiler_config = prepare_compiler_config(self._compiler_config)
-        return Compilation(self.report, layers, dumps, compiler_config)
+        return Compilation(self.config, self.report, layers, dumps, compiler_config)
 
     def _speak_of_kept(self, layers: list[LayerReport]) -> None:
         kept = [layer for layer in layers if layer.status == "kept"]
@@ -134,12 +131,14 @@ class Compilation:
 
     def __init__(
         self,
+        config: Config,
         report: Report,
         layers: list[LayerReport],
         dumps: Dumps,
         compiler_config: torchair.CompilerConfig,
     ) -> None:
         self.compiler_config = compiler_config
+        self._config = config
         self._report = report
         self._layers = layers
         self._dumps = dumps
@@ -156,6 +155,10 @@ class Compilation:
     def before_conversion(self, gm: torch.fx.GraphModule) -> None:
         """Keep the ATen graph for whoever reads the dumps."""
         self._dumps.write_aten(gm)
+
+    def converting(self) -> contextlib.AbstractContextManager[None]:
+        """Check ops for the configured product within this context."""
+        return use_product(self._config.product)
 
     def conversion_failed(self, gm: torch.fx.GraphModule, error: Exception) -> Exception:
         """Return the error to raise: every op without a lowering, not only the first."""
@@ -192,11 +195,6 @@ def npu_backend(
         A callable for ``torch.compile(model, backend=...)``; its ``report`` grows with every graph.
     """
     return MoeGraphBackend(config, compiler_config)
-
-
-def all_reports() -> list[Report]:
-    """Return the reports of all live backends of this process that compiled something."""
-    return [backend.report for backend in _BACKENDS if backend.report.graphs]
 
 
 moe_graph_backend = MoeGraphBackend()

@@ -35,6 +35,9 @@ class AotObserver(Protocol):
     def before_conversion(self, gm: torch.fx.GraphModule) -> None:
         """Called with the ATen graph; may raise to refuse it."""
 
+    def converting(self) -> contextlib.AbstractContextManager[None]:
+        """Entered for each conversion; that of a backward comes with the first backward pass."""
+
     def conversion_failed(self, gm: torch.fx.GraphModule, error: Exception) -> Exception:
         """Called when TorchAir could not convert `gm`; returns the error to raise."""
 
@@ -112,7 +115,8 @@ def compile_with_torchair(
         annotate(aot_gm)
         try:
             # Without a fake mode TorchAir would run real kernels to learn the shapes of a backward.
-            with detect_fake_mode(aot_inputs) or contextlib.nullcontext():
+            fake_mode = detect_fake_mode(aot_inputs) or contextlib.nullcontext()
+            with observer.converting(), fake_mode:
                 compiled = convert(aot_gm, aot_inputs)
         except Exception as error:
             raise observer.conversion_failed(aot_gm, error) from error
