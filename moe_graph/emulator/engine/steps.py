@@ -15,6 +15,7 @@ import torch
 from moe_graph.emulator.engine import dtypes, ir
 from moe_graph.emulator.engine.errors import GraphError, KernelError
 from moe_graph.emulator.engine.model import Node
+from moe_graph.ops.defs.workers import one_thread
 from moe_graph.ops.errors import OpError
 
 
@@ -46,12 +47,16 @@ def plain_cpu() -> Iterator[None]:
 
     Autocast, a default device or a dispatch mode must not reach into the kernels: to the caller
     a graph is one operator of the device.
+
+    Operators of PyTorch run in one thread, so that the number of threads cannot show in their
+    results; kernels with much to do share it out in parts (:mod:`moe_graph.ops.defs.workers`).
     """
     with (
         torch.inference_mode(),
         torch.autocast("cpu", enabled=False),
         torch._C.DisableTorchFunction(),
         torch._C._DisableTorchDispatch(),
+        one_thread(),
     ):
         yield
 

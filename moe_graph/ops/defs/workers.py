@@ -21,6 +21,8 @@ import torch
 
 Part = TypeVar("Part")
 
+_before = threading.local()  # .threads: what the calling thread had before `one_thread`
+
 
 def run_parts(work: Callable[[Part], object], parts: Sequence[Part]) -> None:
     """Call `work` on every part, on at most ``torch.get_num_threads()`` threads.
@@ -59,17 +61,21 @@ def run_parts(work: Callable[[Part], object], parts: Sequence[Part]) -> None:
 def one_thread() -> Iterator[int]:
     """Keep the operators of the calling thread in that thread; yield the threads it had.
 
-    PyTorch's setting belongs to the calling thread, but is also what a thread that has not yet
-    used PyTorch starts with: one born meanwhile stays with one thread.
+    :func:`run_parts` still uses as many. PyTorch's setting belongs to the calling thread, but is
+    also what a thread that has not yet used PyTorch starts with: one born meanwhile stays with one
+    thread.
     """
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield 1
+    outer: int | None = getattr(_before, "threads", None)
+    threads = outer or torch.get_num_threads()
+    if outer or threads == 1:
+        yield threads
         return
     torch.set_num_threads(1)
+    _before.threads = threads
     try:
         yield threads
     finally:
+        _before.threads = None
         torch.set_num_threads(threads)
 
 

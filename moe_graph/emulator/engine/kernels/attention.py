@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from moe_graph.emulator.engine.errors import KernelError
+from moe_graph.emulator.engine.kernels._sharing import matmul
 from moe_graph.emulator.engine.registry import Ints, Tensor, ge_op
 
 _REPEATS = 8
@@ -106,7 +107,7 @@ def flash_attention(
     weights = torch.exp(case.scores - _finite(peak))
     total = weights.sum(-1, keepdim=True)
     weights = torch.where(total > 0, weights / total, torch.zeros_like(weights))
-    out = torch.matmul(weights, _repeat(case.value, case.groups))
+    out = matmul(weights, _repeat(case.value, case.groups))
     return (
         peak.expand(*peak.shape[:-1], _REPEATS).contiguous(),
         total.expand(*total.shape[:-1], _REPEATS).contiguous(),
@@ -160,10 +161,10 @@ def flash_attention_grad(
     width = case.value.shape[-1]
     grad = case.layout.split(dy, width)
     rows = (grad * case.layout.split(attention_in, width)).sum(-1, keepdim=True)
-    dscores = weights * (torch.matmul(grad, _repeat(case.value, case.groups).mT) - rows)
-    dq = torch.matmul(dscores, _repeat(case.key, case.groups)) * scale_value
-    dk = _sum_groups(torch.matmul(dscores.mT, case.query), case.groups) * scale_value
-    dv = _sum_groups(torch.matmul(weights.mT, grad), case.groups)
+    dscores = weights * (matmul(grad, _repeat(case.value, case.groups).mT) - rows)
+    dq = matmul(dscores, _repeat(case.key, case.groups)) * scale_value
+    dk = _sum_groups(matmul(dscores.mT, case.query), case.groups) * scale_value
+    dv = _sum_groups(matmul(weights.mT, grad), case.groups)
     dpse = (
         query.new_empty(0)
         if pse_shift is None
@@ -222,7 +223,7 @@ def _scores(
     if v.shape[:3] != k.shape[:3] or q.shape[0] != k.shape[0]:
         shapes = f"{list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
         raise KernelError("query, key, value", shapes, "matching batch, heads and sequence")
-    scores = torch.matmul(q, _repeat(k, heads // kv_heads).mT) * scale
+    scores = matmul(q, _repeat(k, heads // kv_heads).mT) * scale
     if shift is not None:
         scores = scores + shift.float()
     dropped = _dropped(q.shape[2], k.shape[2], mask, *band)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from moe_graph.emulator.engine.errors import KernelError
+from moe_graph.emulator.engine.kernels._sharing import matmul
 from moe_graph.emulator.engine.registry import Tensor, ge_op
 
 #: int8 offset, and permission to compute in a narrower format, which is not used.
@@ -55,10 +56,10 @@ def _product(x1: Tensor, x2: Tensor, bias: Tensor | None) -> Tensor:
         raise KernelError("x2", f"contracted dimension {inner}", f"{x1.shape[-1]}, that of x1")
     if x1.dtype is torch.float16:
         # not every CPU kernel of PyTorch accumulates fp16 in fp32
-        product = torch.matmul(x1.float(), x2.float())
+        product = matmul(x1.float(), x2.float())
         return (product if bias is None else product + bias).to(x1.dtype)
     if bias is None:
-        return torch.matmul(x1, x2)
+        return matmul(x1, x2)
     if x1.dtype is torch.bfloat16:
-        return (torch.matmul(x1.float(), x2.float()) + bias).to(x1.dtype)
-    return torch.matmul(x1, x2) + bias
+        return (matmul(x1.float(), x2.float()) + bias).to(x1.dtype)
+    return matmul(x1, x2) + bias
