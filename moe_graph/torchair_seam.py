@@ -102,6 +102,10 @@ def compile_with_torchair(
             "moe_graph needs the TorchAir of torch_npu 2.13"
         )
     _guard_deterministic_level()
+    if any(map(_has_symbolic_size, example_inputs)):
+        # It compares the shapes of views, which makes a graph of its own for every token count that
+        # happens to equal a number of heads, and adds nodes that compute shapes.
+        compiler_config.experimental_config.enable_view_optimize = False
     with _DEFAULTS_LOCK:  # building a backend patches TorchAir's metas once per process
         backend = torchair.get_npu_backend(
             compiler_config=compiler_config, custom_decompositions=decompositions
@@ -133,6 +137,12 @@ def compile_with_torchair(
         compiler_config,
         backend.keywords["decompositions"],
     )
+
+
+def _has_symbolic_size(example_input: Any) -> bool:
+    if isinstance(example_input, torch.Tensor):
+        return not all(isinstance(size, int) for size in example_input.shape)
+    return isinstance(example_input, torch.SymInt)
 
 
 def _guard_deterministic_level() -> None:
