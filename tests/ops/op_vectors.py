@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-FOLDER = Path(os.environ.get("MOE_GRAPH_VECTORS", "/work/shared/vectors"))
+BESIDE_THE_CHECKOUT = Path(__file__).parents[2].parent / "shared" / "vectors"
+FOLDER = Path(os.environ.get("MOE_GRAPH_VECTORS", BESIDE_THE_CHECKOUT))
 
 DTYPES = {
     "float": torch.float32,
