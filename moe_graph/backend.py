@@ -60,6 +60,10 @@ class MoeGraphBackend:
         self._numbers = itertools.count()
         attention_tracing.install()
 
+    def __repr__(self) -> str:
+        """Dynamo names the backend so in its errors."""
+        return f"moe_graph.npu_backend({self.config})"
+
     def __call__(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any
     ) -> Callable[..., Any]:
