@@ -65,7 +65,7 @@ def _experts(facts: Facts, total: Node, combined: Combined) -> Miss | None:
         "experts",
         min(products, key=facts.position.__getitem__),
         root,
-        lambda: f"ids below {root.bound}, weights of {sorted(map(str, counts))} experts",
+        lambda: f"ids below {root.bound}, weights of {' and '.join(map(str, counts))} experts",
         "a router over as many experts as there are weights",
     )
 
