@@ -1,9 +1,9 @@
 """Unmodified models in bf16: as good as eager bf16, measured against the same weights in fp32.
 
-Two bf16 programs that round at different places differ after two layers, however good both are: of
-the logits that transformers' own expert loop gives, 5.6 % (mixtral) and 2.5 % (deepseek_v3) are more
-than two steps of their own from those of its grouped experts and further from fp32. The step to
-count in is therefore that of the row's largest logit, not that of a logit which is nearly zero.
+Two bf16 programs that round at different places differ after two layers, however good both are:
+of the logits that transformers' own expert loop gives, 5.6 % (mixtral) and 2.5 % (deepseek_v3) are
+more than two steps of their own from those of its grouped experts and further from fp32. The step
+to count in is therefore that of the row's largest logit, not that of a logit which is nearly zero.
 
 A router flips where two experts tie within bf16 rounding: one token then takes another expert, and
 its row moves by far more than rounding. The seeds are chosen so that no token is on such an edge.
