@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from moe_graph.converters.generic import emit
-from moe_graph.ops.defs.grouped_matmul import OPDEF
-from moe_graph.ops.defs.grouped_matmul_single import NAME, ir_arguments
+from moe_graph.ops.defs.products.grouped_matmul import OPDEF
+from moe_graph.ops.defs.products.grouped_matmul_single import NAME, ir_arguments
 from moe_graph.ops.torch_binding import ir_arguments as list_form_arguments
 from moe_graph.ops.torch_binding import torch_name
 

@@ -6,15 +6,9 @@ Importing this package registers ``torch.ops.moe_graph.*``.
 from __future__ import annotations
 
 from moe_graph.ops import defs as _defs  # noqa: F401  registers the OpDefs and the torch ops
+from moe_graph.ops import functional as _functional
 from moe_graph.ops.errors import OpError
-from moe_graph.ops.functional import (
-    grouped_matmul,
-    moe_finalize_routing,
-    moe_finalize_routing_grad,
-    moe_init_routing,
-    moe_init_routing_grad,
-    swiglu,
-)
+from moe_graph.ops.functional import *  # noqa: F403
 from moe_graph.ops.opdef import Attr, Input, OpDef, Output, TensorSpec
 from moe_graph.ops.product import current_product, use_product
 from moe_graph.ops.registry import all_opdefs, find, register
@@ -30,13 +24,8 @@ __all__ = [
     "all_opdefs",
     "current_product",
     "find",
-    "grouped_matmul",
     "infer_shape",
-    "moe_finalize_routing",
-    "moe_finalize_routing_grad",
-    "moe_init_routing",
-    "moe_init_routing_grad",
     "register",
-    "swiglu",
     "use_product",
 ]
+__all__ += _functional.__all__

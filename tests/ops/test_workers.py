@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from moe_graph.ops.defs.workers import one_thread, run_parts
+from moe_graph.ops.defs.support.workers import one_thread, run_parts
 
 THREADS = 3
 

@@ -15,7 +15,7 @@ import torch
 from moe_graph.emulator.engine import dtypes, ir
 from moe_graph.emulator.engine.errors import GraphError, KernelError
 from moe_graph.emulator.engine.model import Node
-from moe_graph.ops.defs.workers import one_thread
+from moe_graph.ops.defs.support.workers import one_thread
 from moe_graph.ops.errors import OpError
 
 
@@ -49,7 +49,8 @@ def plain_cpu() -> Iterator[None]:
     a graph is one operator of the device.
 
     Operators of PyTorch run in one thread, so that the number of threads cannot show in their
-    results; kernels with much to do share it out in parts (:mod:`moe_graph.ops.defs.workers`).
+    results; kernels with much to do share it out in parts
+    (:mod:`moe_graph.ops.defs.support.workers`).
     """
     with (
         torch.inference_mode(),

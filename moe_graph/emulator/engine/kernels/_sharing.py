@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from moe_graph.ops.defs.chunks import slices
-from moe_graph.ops.defs.workers import run_parts
+from moe_graph.ops.defs.support.chunks import slices
+from moe_graph.ops.defs.support.workers import run_parts
 
 #: Multiplications per part: some tenths of a millisecond.
 _PART = 1 << 24

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import torch
 
-from moe_graph.ops.defs.chunks import row_chunks
-from moe_graph.ops.defs.moe_finalize_routing_v2 import check_range
-from moe_graph.ops.defs.workers import run_parts
+from moe_graph.ops.defs.finalize_routing.moe_finalize_routing_v2 import check_range
+from moe_graph.ops.defs.support.chunks import row_chunks
+from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.dims import UNKNOWN_RANK, Dim, minimum, mul
 from moe_graph.ops.opdef import Attr, Call, Input, OpDef, Output, Specs, Tensors, TensorSpec
 from moe_graph.ops.registry import register

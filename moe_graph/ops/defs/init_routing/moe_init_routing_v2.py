@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from moe_graph.ops.defs.chunks import row_chunks
-from moe_graph.ops.defs.workers import run_parts
+from moe_graph.ops.defs.support.chunks import row_chunks
+from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.dims import Dim, is_unknown, known_less, minimum, mul
 from moe_graph.ops.opdef import (
     Attr,

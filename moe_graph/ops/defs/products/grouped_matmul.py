@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_graph.ops.defs.grouped_matmul_kernel import compute, naive
+from moe_graph.ops.defs.products.grouped_matmul_kernel import compute, naive
 from moe_graph.ops.dims import UNKNOWN, Dim, is_unknown, known_less
 from moe_graph.ops.opdef import Attr, Call, Input, OpDef, Output, Specs, TensorSpec, show_shape
 from moe_graph.ops.registry import register

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from moe_graph.ops.defs.grouped_matmul import INNER, OPDEF, ROWS
+from moe_graph.ops.defs.products.grouped_matmul import INNER, OPDEF, ROWS
 from moe_graph.ops.opdef import Autograd
 from moe_graph.ops.torch_binding import define
 

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from moe_graph.config import Soc
-from moe_graph.ops.defs.chunks import row_chunks
-from moe_graph.ops.defs.moe_finalize_routing_v2_autograd import (
+from moe_graph.ops.defs.finalize_routing.moe_finalize_routing_v2_autograd import (
     AUTOGRAD,
     has_drops,
     is_row_major,
 )
-from moe_graph.ops.defs.workers import run_parts
+from moe_graph.ops.defs.support.chunks import row_chunks
+from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.dims import UNKNOWN, UNKNOWN_RANK, floordiv, is_unknown, mul
 from moe_graph.ops.opdef import (
     Attr,

@@ -21,8 +21,8 @@ import functools
 import torch
 
 from moe_graph.config import Soc
-from moe_graph.ops.defs.chunks import row_chunks
-from moe_graph.ops.defs.workers import run_parts
+from moe_graph.ops.defs.support.chunks import row_chunks
+from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.dims import floordiv
 from moe_graph.ops.opdef import (
     REQUIRED,

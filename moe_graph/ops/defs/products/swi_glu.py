@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from moe_graph.ops.defs.chunks import tiles
-from moe_graph.ops.defs.workers import run_parts
+from moe_graph.ops.defs.support.chunks import tiles
+from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.dims import UNKNOWN_RANK, Dim, floordiv, is_unknown
 from moe_graph.ops.opdef import (
     Attr,
