@@ -12,7 +12,7 @@ JOBS ?= 2
 # One thread per test process: the tests run side by side.
 TEST_ENV := OMP_NUM_THREADS=1 MOE_GRAPH_QUIET=1 HF_HUB_OFFLINE=1
 
-.PHONY: setup demo test zoo lint format bench clean
+.PHONY: setup demo test vectors zoo lint format bench clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(TEST_ENV) $(BIN)/pytest -n $(JOBS) -m "not zoo" tests
+
+vectors: $(STAMP)
+	$(TEST_ENV) $(BIN)/python -m tests.vectors --why
 
 zoo: $(STAMP)
 	$(TEST_ENV) $(BIN)/pytest -n $(JOBS) -m zoo tests

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from moe_graph.ops.opdef import OpDef
+from moe_graph.ops.product import current_product
 from moe_graph.ops.torch_binding import ir_arguments, torch_name
 
 
@@ -49,8 +50,11 @@ def emit(
 
     Raises:
         RuntimeError: GE does not know the op.
+        OpError: the graph engine of the product has no such op.
     """
     from torchair import ge
+
+    opdef.require_in_graph_engine(current_product())
 
     return ge.custom_op(
         opdef.ge_type,

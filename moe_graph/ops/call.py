@@ -21,7 +21,13 @@ class Call:
 
     In a shape rule the inputs are :class:`TensorSpec`, in a kernel tensors; an optional input that
     is absent is None, a dynamic one is a list.
+
+    Attributes:
+        soc: the product.
+        upstream: the shape rule is asked for the public answer, right or wrong.
     """
+
+    upstream = False
 
     def __init__(
         self,

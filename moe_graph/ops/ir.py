@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import torch
@@ -35,10 +35,18 @@ _GE_VALUE_TYPES: Final[dict[AttrType, str]] = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and dtype of a tensor; ``shape == (-2,)`` is an unknown rank."""
+    """Shape and dtype of a tensor; ``shape == (-2,)`` is an unknown rank.
+
+    Attributes:
+        shape: dimensions.
+        dtype: element type.
+        bounds: indices of the dimensions that are upper bounds: how much of them is written depends
+            on the data. The others are exact.
+    """
 
     shape: tuple[Dim, ...]
     dtype: torch.dtype
+    bounds: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def rank_known(self) -> bool:

@@ -15,8 +15,9 @@ import torch
 
 from moe_graph.config import Soc
 from moe_graph.ops.call import Call
-from moe_graph.ops.dims import UNKNOWN
+from moe_graph.ops.dims import UNKNOWN, may_equal
 from moe_graph.ops.errors import OpError
+from moe_graph.ops.form import Form
 from moe_graph.ops.ir import (
     REQUIRED,
     Attr,
@@ -26,6 +27,7 @@ from moe_graph.ops.ir import (
     dtype_name,
     show_shape,
 )
+from moe_graph.ops.limit import ALL_PRODUCTS, Limit
 from moe_graph.ops.product import current_product
 
 __all__ = [
@@ -33,7 +35,9 @@ __all__ = [
     "Attr",
     "Autograd",
     "Call",
+    "Form",
     "Input",
+    "Limit",
     "OpDef",
     "Output",
     "Specs",
@@ -70,10 +74,17 @@ class OpDef:
         ge_type: GE op type.
         inputs, outputs, attrs: the IR, in order.
         shape_rule: GE's infershape: its checks, then one spec per output (None: not produced).
-        limits: what the op checks when it runs but infershape lets pass (tiling).
         compute: the kernel, a vectorised composition of PyTorch ops.
         naive: the definition, slow and plain, that `compute` is tested against.
+        tiling_rule: what must fit together when the op runs though infershape lets it pass.
+        limits: ranges of sizes and attributes, checked when the op runs.
+        checked_outputs: outputs whose shape and dtype the op compares, when it runs, with what its
+            caller has allocated.
         autograd: gradient of the torch op, None when it has none.
+        no_gradient: why there is no gradient, for the error of a backward pass.
+        forms: uses of the op whose shape rule the documentation prints.
+        products: products that have the op.
+        ge_products: products whose graph engine has this op type, where fewer than `products`.
         doc: where the semantics come from.
     """
 
@@ -84,8 +95,14 @@ class OpDef:
     shape_rule: Callable[[Call], Specs]
     compute: Callable[[Call], Tensors]
     naive: Callable[[Call], Tensors]
-    limits: Callable[[Call], None] = field(default=lambda call: None)
+    tiling_rule: Callable[[Call], None] = field(default=lambda call: None)
+    limits: tuple[Limit, ...] = ()
+    checked_outputs: tuple[str, ...] = ()
     autograd: Autograd | None = None
+    no_gradient: str = ""
+    forms: tuple[Form, ...] = ()
+    products: tuple[Soc, ...] = ALL_PRODUCTS
+    ge_products: tuple[Soc, ...] | None = None
     doc: str = ""
 
     def bind_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +146,12 @@ class OpDef:
         return value
 
     def infer_shape(
-        self, inputs: Sequence[Any], attrs: Mapping[str, Any], soc: Soc | None = None
+        self,
+        inputs: Sequence[Any],
+        attrs: Mapping[str, Any],
+        soc: Soc | None = None,
+        *,
+        upstream: bool = False,
     ) -> Specs:
         """Check dtypes and shapes as GE's infershape does and return the output specs.
 
@@ -138,6 +160,7 @@ class OpDef:
                 trailing optional inputs may be left out.
             attrs: every attribute, see :meth:`bind_attrs`.
             soc: product; None takes the current one.
+            upstream: answer as the public rule does also where that is plainly wrong.
 
         Returns:
             One spec per output, None for an output that is not produced. A dynamic output, always
@@ -146,16 +169,60 @@ class OpDef:
         Raises:
             OpError: see :class:`OpError`.
         """
-        return self.shape_rule(self._checked_call(inputs, attrs, soc))
+        return self.shape_rule(self._checked_call(inputs, attrs, soc, upstream=upstream))
 
     def infer(
-        self, inputs: Sequence[Any], attrs: Mapping[str, Any], soc: Soc | None = None
+        self,
+        inputs: Sequence[Any],
+        attrs: Mapping[str, Any],
+        soc: Soc | None = None,
+        *,
+        outputs: Sequence[TensorSpec | None] | None = None,
     ) -> Specs:
-        """:meth:`infer_shape`, and every limit of the product that is checked when the op runs."""
+        """:meth:`infer_shape`, and every check that the product makes when the op runs.
+
+        Args:
+            inputs: as for :meth:`infer_shape`.
+            attrs: every attribute.
+            soc: product; None takes the current one.
+            outputs: what the caller has allocated for each output, checked where the op does.
+        """
         call = self._checked_call(inputs, attrs, soc)
+        if call.soc not in self.products:
+            raise call.error("op", got="this op", want=f"an op of {call.soc.value}")
         specs = self.shape_rule(call)
-        self.limits(call)
+        self.tiling_rule(call)
+        for limit in self.limits:
+            limit.check(call)
+        if outputs is not None:
+            self._check_outputs(call, specs, outputs)
         return specs
+
+    def require_in_graph_engine(self, soc: Soc) -> None:
+        """Raise unless the graph engine of `soc` has this op type.
+
+        Raises:
+            OpError: it has not.
+        """
+        if soc not in (self.ge_products or self.products):
+            raise OpError(
+                self.ge_type,
+                "op",
+                got="this op type in a GE graph",
+                want="an op type of its graph engine",
+                product=soc.value,
+            )
+
+    def _check_outputs(
+        self, call: Call, specs: Specs, allocated: Sequence[TensorSpec | None]
+    ) -> None:
+        for declared, spec, given in zip(self.outputs, specs, allocated, strict=False):
+            if declared.name not in self.checked_outputs or spec is None or given is None:
+                continue
+            same_rank = len(spec.shape) == len(given.shape)
+            fits = same_rank and all(map(may_equal, spec.shape, given.shape))
+            if not fits or spec.dtype != given.dtype:
+                raise call.error(declared.name, got=given, want=spec)
 
     def kernel(
         self,
@@ -197,9 +264,15 @@ class OpDef:
         return Call(self, self._pad(inputs), attrs, soc or current_product(), memory)
 
     def _checked_call(
-        self, inputs: Sequence[Any], attrs: Mapping[str, Any], soc: Soc | None
+        self,
+        inputs: Sequence[Any],
+        attrs: Mapping[str, Any],
+        soc: Soc | None,
+        *,
+        upstream: bool = False,
     ) -> Call:
         call = self._call(inputs, attrs, soc)
+        call.upstream = upstream
         for declared in self.inputs:
             value = getattr(call, declared.name)
             if declared.kind == "required" and value is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from moe_graph.config import Soc
 from moe_graph.ops.dims import Dim
 from moe_graph.ops.errors import OpError
-from moe_graph.ops.opdef import TensorSpec
+from moe_graph.ops.opdef import OpDef, TensorSpec
 from moe_graph.ops.registry import all_opdefs, find
 
 _GE_DTYPE_NAMES = {"float": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -23,6 +24,8 @@ def infer_shape(
     inputs: Sequence[ShapeAndDtype | Sequence[ShapeAndDtype] | None],
     attrs: Mapping[str, Any],
     soc: Soc | str | None = None,
+    *,
+    upstream: bool = False,
 ) -> list[tuple[Dim, ...] | None]:
     """Return the output shapes that GE infers for an op.
 
@@ -32,8 +35,12 @@ def infer_shape(
             for a dynamic one. A dimension is an int, -1 (unknown), a SymInt or a sympy expression;
             the shape ``[-2]`` is an unknown rank. The dtype is a ``torch.dtype`` or its name
             (``"bfloat16"``, also GE's ``"bf16"`` and ``"float"``).
-        attrs: attributes; those left out have their IR default.
+            No input of these ops is a scalar: the shape ``[]`` of an optional input is GE's way of
+            saying that it is absent.
+        attrs: attributes by IR name, or spelled as the aclnn API does (``numOutTokens``); those
+            left out have their IR default.
         soc: product, ``"A2"``, ``"A3"`` or ``"950"``; None takes the current one.
+        upstream: give the public rule's answer also where it is plainly wrong for unknown sizes.
 
     Returns:
         One shape per output, None for an output that the attributes switch off.
@@ -47,9 +54,21 @@ def infer_shape(
         raise OpError(op_type, "op_type", got=repr(op_type), want=f"one of {known}")
     product = Soc.parse(soc) if isinstance(soc, str) and not isinstance(soc, Soc) else soc
     specs = opdef.infer_shape(
-        [_spec(op_type, item) for item in inputs], opdef.bind_attrs(attrs), product
+        _specs(opdef, inputs), opdef.bind_attrs(_ir_names(attrs)), product, upstream=upstream
     )
     return [None if spec is None else spec.shape for spec in specs]
+
+
+def _specs(opdef: OpDef, inputs: Sequence[Any]) -> list[Any]:
+    specs = [_spec(opdef.ge_type, item) for item in inputs]
+    for position, (declared, spec) in enumerate(zip(opdef.inputs, specs, strict=False)):
+        if declared.kind == "optional" and isinstance(spec, TensorSpec) and not spec.shape:
+            specs[position] = None
+    return specs
+
+
+def _ir_names(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    return {re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower(): attrs[name] for name in attrs}
 
 
 def _spec(op_type: str, item: Any) -> Any:

@@ -101,7 +101,7 @@ def define(
     _library.impl(name, eager, "CompositeExplicitAutograd")
     qualified = f"{NAMESPACE}::{name}"
     torch.library.register_fake(qualified, fake, lib=_library)
-    _register_autograd(qualified, autograd or opdef.autograd or _no_gradient(qualified))
+    _register_autograd(qualified, autograd or opdef.autograd or _no_gradient(qualified, opdef))
     return getattr(torch.ops.moe_graph, name).default
 
 
@@ -144,11 +144,12 @@ def _register_autograd(qualified: str, autograd: Autograd) -> None:
     torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_library)
 
 
-def _no_gradient(qualified: str) -> Autograd:
+def _no_gradient(qualified: str, opdef: OpDef) -> Autograd:
     """Fail in the backward pass; PyTorch's own fallback warns and returns zeros."""
 
     def backward(ctx: Any, *grads: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
-        raise NotImplementedError(f"{qualified} has no gradient")
+        reason = f": {opdef.no_gradient}" if opdef.no_gradient else ""
+        raise NotImplementedError(f"{qualified} has no gradient{reason}")
 
     return Autograd(save=lambda ctx, arguments, outputs: None, backward=backward)
 

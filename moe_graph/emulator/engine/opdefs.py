@@ -75,6 +75,7 @@ class _OpDefCall:
         if known is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
+            self._opdef.require_in_graph_engine(current_product())
             bound = self._opdef.bind_attrs(attrs)
             specs = self._opdef.infer([_spec(each) for each in inputs], bound)
             known = self._known[key] = (bound, specs)

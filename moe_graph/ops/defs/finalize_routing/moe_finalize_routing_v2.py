@@ -77,7 +77,7 @@ def _shapes(op: Call) -> Specs:
     return [TensorSpec((tokens, hidden), dtype)]
 
 
-def _limits(op: Call) -> None:
+def _tiling(op: Call) -> None:
     for name in _RANGES:
         if getattr(op, name) != _NO_RANGE:
             raise op.error(name, got=getattr(op, name), want=f"{_NO_RANGE} (no such experts)")
@@ -235,7 +235,7 @@ OPDEF = register(
             Attr("k", "Int", 1),
         ),
         shape_rule=_shapes,
-        limits=_limits,
+        tiling_rule=_tiling,
         compute=_compute,
         naive=_naive,
         autograd=AUTOGRAD,

@@ -47,13 +47,13 @@ def _shapes(op: Call) -> Specs:
     return [TensorSpec(expanded, op.grad_y.dtype), TensorSpec((tokens, top_k), scales_dtype)]
 
 
-def _limits(op: Call) -> None:
+def _tiling(op: Call) -> None:
     tokens, hidden = op.dims("grad_y", rank=2)
     (copies,) = op.dims("expanded_row_idx", rank=1)
     if op.scales is None:
         op.expect_equal("expanded_row_idx", copies, tokens, "dim 0")
     else:
-        _scaled_limits(op)
+        _check_scaled(op)
     if op.bias is not None:
         if op.expert_idx is None:
             raise op.error("expert_idx", got="nothing", want="a tensor, since bias is given")
@@ -66,7 +66,7 @@ def _limits(op: Call) -> None:
         op.expect_at_least("expert_capacity", 1)
 
 
-def _scaled_limits(op: Call) -> None:
+def _check_scaled(op: Call) -> None:
     tokens, hidden = op.dims("grad_y", rank=2)
     (copies,) = op.dims("expanded_row_idx", rank=1)
     scale_tokens, top_k = op.dims("scales", rank=2)
@@ -237,7 +237,7 @@ OPDEF = register(
             Attr("expert_capacity", "Int", 0),
         ),
         shape_rule=_shapes,
-        limits=_limits,
+        tiling_rule=_tiling,
         compute=_compute,
         naive=_naive,
         doc="ops-transformer moe/moe_finalize_routing_v2_grad: infershape, tiling",

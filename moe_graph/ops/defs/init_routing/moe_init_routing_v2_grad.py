@@ -49,7 +49,7 @@ def _shapes(op: Call) -> Specs:
     return [TensorSpec((floordiv(copies, op.top_k), hidden), op.grad_expanded_x.dtype)]
 
 
-def _limits(op: Call) -> None:
+def _tiling(op: Call) -> None:
     (copies,) = op.dims("expanded_row_idx", rank=1)
     if isinstance(copies, int) and copies >= 0 and copies % op.top_k:
         raise op.error(
@@ -241,7 +241,7 @@ OPDEF = register(
             Attr("active_num", "Int", 0),
         ),
         shape_rule=_shapes,
-        limits=_limits,
+        tiling_rule=_tiling,
         compute=_compute,
         naive=_naive,
         doc="ops-transformer moe/moe_init_routing_v2_grad: infershape, tiling, membase and arch35 "

@@ -15,10 +15,14 @@ groups along the grouped axis. Rows of y beyond the last group are not computed:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 
 from moe_graph.ops.defs.products.grouped_matmul_kernel import compute, naive
-from moe_graph.ops.dims import UNKNOWN, Dim, is_unknown, known_less
+from moe_graph.ops.dims import UNKNOWN, Dim, is_unknown
+from moe_graph.ops.limit import Limit, dim
 from moe_graph.ops.opdef import Attr, Call, Input, OpDef, Output, Specs, TensorSpec, show_shape
 from moe_graph.ops.registry import register
 
@@ -170,24 +174,36 @@ def _check_bias(op: Call) -> None:
             op.expect_equal("bias", got, want, f"dim {position}")
 
 
-def _limits(op: Call) -> None:
-    for name in ("x", "weight"):
-        tensors = getattr(op, name)
-        if len(tensors) > MAX_TENSORS:
-            raise op.error(
-                name, got=f"{len(tensors)} tensors", want=f"<= {MAX_TENSORS}", limit=True
-            )
-        for spec in tensors:
-            if known_less(LAST_DIM_END - 1, spec.shape[-1]):
-                raise op.error(
-                    name, got=f"last dim {spec.shape[-1]}", want=f"< {LAST_DIM_END}", limit=True
-                )
-    if op.group_list is not None:
-        (groups,) = op.dims("group_list", rank=1)
-        most = MAX_GROUPS if len(op.weight) == 1 else MAX_TENSORS
-        if known_less(most, groups):
-            raise op.error("group_list", got=f"{groups} groups", want=f"<= {most}", limit=True)
+def _largest_last_dim(argument: str) -> Callable[[Call], Dim]:
+    def value(op: Call) -> Dim:
+        sizes = [spec.shape[-1] for spec in getattr(op, argument)]
+        known = [size for size in sizes if isinstance(size, int)]
+        return max(known) if len(known) == len(sizes) else sizes[0]
 
+    return value
+
+
+def _groups(only: Literal["one weight", "a list"]) -> Callable[[Call], Dim]:
+    def value(op: Call) -> Dim:
+        applies = (len(op.weight) == 1) == (only == "one weight")
+        return dim("group_list", 0)(op) if applies else UNKNOWN
+
+    return value
+
+
+_SOURCE = "aclnnGroupedMatmul page"
+_LIMITS = (
+    Limit("x", "tensors of x", lambda op: len(op.x), _SOURCE, high=MAX_TENSORS),
+    Limit("weight", "tensors of weight", lambda op: len(op.weight), _SOURCE, high=MAX_TENSORS),
+    Limit("x", "last dim of x", _largest_last_dim("x"), _SOURCE, high=LAST_DIM_END - 1),
+    Limit(
+        "weight", "last dim of weight", _largest_last_dim("weight"), _SOURCE, high=LAST_DIM_END - 1
+    ),
+    Limit("group_list", "groups of one weight", _groups("one weight"), _SOURCE, high=MAX_GROUPS),
+    Limit(
+        "group_list", "groups of a list of weights", _groups("a list"), _SOURCE, high=MAX_TENSORS
+    ),
+)
 
 _X = (torch.float16, torch.bfloat16, torch.float32)
 _BIAS = (torch.float16, torch.float32, torch.float32)
@@ -220,7 +236,7 @@ OPDEF = register(
             Attr("tuning_config", "ListInt", (0,)),
         ),
         shape_rule=_shapes,
-        limits=_limits,
+        limits=_LIMITS,
         compute=compute,
         naive=naive,
         doc="ops-transformer gmm/grouped_matmul: docs/aclnnGroupedMatmulV4.md, tables of the "

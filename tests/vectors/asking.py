@@ -1,0 +1,56 @@
+"""Put a question to its OpDef and compare the answer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moe_graph.ops import OpDef, OpError, find
+from tests.vectors.question import NotAsked, Question
+
+
+def ask(question: Question) -> None:
+    """Raise AssertionError unless the OpDef answers as the case expects.
+
+    Raises:
+        NotAsked: there is no such op.
+    """
+    opdef = find(question.op)
+    if opdef is None:
+        raise NotAsked(f"{question.op} is not one of the ops of this project")
+    if question.want == "reject":
+        with pytest.raises(OpError):
+            _infer(opdef, question)
+    elif question.want == "accept":
+        _infer(opdef, question)
+    elif question.want == "shapes":
+        _compare_shapes(opdef, question)
+    else:
+        _compare_values(opdef, question)
+
+
+def _infer(opdef: OpDef, question: Question) -> None:
+    attrs = opdef.bind_attrs(question.attrs)
+    if question.only_infershape:
+        opdef.infer_shape(question.inputs, attrs, question.soc, upstream=True)
+    else:
+        opdef.infer(question.inputs, attrs, question.soc, outputs=question.outputs)
+
+
+def _compare_shapes(opdef: OpDef, question: Question) -> None:
+    attrs = opdef.bind_attrs(question.attrs)
+    specs = opdef.infer_shape(question.inputs, attrs, question.soc, upstream=True)
+    for output, spec, shape in zip(opdef.outputs, specs, question.shapes, strict=False):
+        if shape is not None:
+            got = None if spec is None else list(spec.shape)
+            assert got == shape, f"{output.name}: got {got}, want {shape}"
+
+
+def _compare_values(opdef: OpDef, question: Question) -> None:
+    attrs = opdef.bind_attrs(question.attrs)
+    for compute in (opdef.kernel, opdef.reference):
+        results = compute(question.inputs, attrs, question.soc)
+        for got, want in zip(results, question.values, strict=False):
+            if want is not None:
+                assert got is not None
+                torch.testing.assert_close(got, want.to(got.dtype), rtol=0, atol=0)
