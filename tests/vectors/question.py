@@ -42,5 +42,5 @@ class Question:
     only_infershape: bool = False
 
 
-class NotAsked(Exception):
+class NotAsked(Exception):  # noqa: N818  an answer, not an error
     """A case cannot be put to an OpDef: the text says why, and it counts as not followed."""
