@@ -6,6 +6,8 @@
     python -m moe_graph doctor SCRIPT     the ops of a script's models that have no lowering
     python -m moe_graph explain SCRIPT    what becomes of the MoE layers of a script's models
     python -m moe_graph run SCRIPT        runs a script that imports torch first
+    python -m moe_graph ops               every op: function, gradient, products, limits
+    python -m moe_graph ops NAME          one op: IR, shape rule in symbols, limits with sources
 
 ``doctor``, ``explain`` and ``run`` execute the script as ``python SCRIPT`` would. It may be any
 script: the emulated stack is loaded before its first line where no CANN is installed.
@@ -27,8 +29,9 @@ from rich.console import Console
 from rich.table import Table
 
 import moe_graph
+from moe_graph import op_docs
 from moe_graph.backend import MoeGraphBackend
-from moe_graph.config import Config
+from moe_graph.config import Config, Soc
 from moe_graph.inspection import Doctor, every_compile_uses
 
 _PACKAGES = ("moe_graph", "torch", "torch_npu", "transformers", "numpy", "protobuf")
@@ -49,7 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
         if name == "explain":
             command.add_argument("--json", action="store_true", help="print the report as JSON")
+    ops = commands.add_parser("ops", help="print what the definitions of the ops say")
+    ops.add_argument("name", nargs="?", help="GE type or torch function of one op")
+    ops.add_argument("--soc", type=Soc.parse, help="product to print the IR and the rule for")
+    ops.add_argument("--markdown", action="store_true", help="print the table of all ops for docs")
     options = parser.parse_args(argv)
+    if options.command == "ops":
+        return _ops(options.name, options.soc, as_markdown=options.markdown)
     if options.script is not None and not options.script.is_file():
         parser.error(f"no such script: {options.script}")
     if options.command == "run":
@@ -69,6 +78,22 @@ def _run_script(script: Path, args: Sequence[str]) -> None:
         runpy.run_path(str(script), run_name="__main__")
     finally:
         sys.argv, sys.path[:] = saved_argv, saved_path
+
+
+def _ops(name: str | None, soc: Soc | None, *, as_markdown: bool) -> int:
+    console = Console()
+    if as_markdown:
+        print(op_docs.markdown())
+    elif name is None:
+        console.print(op_docs.table())
+    else:
+        opdefs = op_docs.called(name)
+        if not opdefs:
+            console.print(f"no such op: {name}; `python -m moe_graph ops` lists all", markup=False)
+            return 1
+        for opdef in opdefs:
+            op_docs.describe(opdef, console, soc)
+    return 0
 
 
 def _explain(script: Path, args: Sequence[str], *, as_json: bool) -> int:

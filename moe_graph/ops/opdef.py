@@ -85,6 +85,7 @@ class OpDef:
         forms: uses of the op whose shape rule the documentation prints.
         products: products that have the op.
         ge_products: products whose graph engine has this op type, where fewer than `products`.
+        function: public function of ``moe_graph.ops`` that calls it, where there is one.
         doc: where the semantics come from.
     """
 
@@ -103,6 +104,7 @@ class OpDef:
     forms: tuple[Form, ...] = ()
     products: tuple[Soc, ...] = ALL_PRODUCTS
     ge_products: tuple[Soc, ...] | None = None
+    function: str = ""
     doc: str = ""
 
     def bind_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
