@@ -34,6 +34,7 @@ from moe_graph.backend import MoeGraphBackend
 from moe_graph.config import Config, Soc
 from moe_graph.inspection import Doctor, every_compile_uses
 
+_WIDTH_WITHOUT_TERMINAL = 140
 _PACKAGES = ("moe_graph", "torch", "torch_npu", "transformers", "numpy", "protobuf")
 
 
@@ -81,7 +82,7 @@ def _run_script(script: Path, args: Sequence[str]) -> None:
 
 
 def _ops(name: str | None, soc: Soc | None, *, as_markdown: bool) -> int:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
     if as_markdown:
         print(op_docs.markdown())
     elif name is None:

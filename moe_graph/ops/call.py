@@ -40,16 +40,13 @@ class Call:
         self.opdef = opdef
         self.soc = soc
         self._memory = memory
-        self._values: dict[str, Any] = {
-            declared.name: value for declared, value in zip(opdef.inputs, inputs, strict=True)
-        }
-        self._values.update(attrs)
+        values = self.__dict__
+        for declared, value in zip(opdef.inputs, inputs, strict=True):
+            values[declared.name] = value
+        values.update(attrs)
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(f"{self.opdef.ge_type} has no input or attribute {name}") from None
+        raise AttributeError(f"{self.opdef.ge_type} has no input or attribute {name}")
 
     def new_output(
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, index: int = 0
@@ -78,7 +75,7 @@ class Call:
         Raises:
             OpError: it has another rank.
         """
-        spec: TensorSpec = self._values[argument]
+        spec: TensorSpec = self.__dict__[argument]
         if not spec.rank_known:
             return (UNKNOWN,) * rank
         if len(spec.shape) != rank:
@@ -102,7 +99,7 @@ class Call:
         Raises:
             OpError: it is none of them.
         """
-        value: int = self._values[attribute]
+        value: int = self.__dict__[attribute]
         if value not in allowed:
             raise self.error(
                 attribute, got=value, want="one of " + ", ".join(str(item) for item in allowed)
@@ -115,7 +112,7 @@ class Call:
         Raises:
             OpError: it is less.
         """
-        value: int = self._values[attribute]
+        value: int = self.__dict__[attribute]
         if value < low:
             raise self.error(attribute, got=value, want=f">= {low}")
         return value

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from moe_graph.ops.checks_once import ChecksOnce, specs_of
 from moe_graph.ops.opdef import REQUIRED, Attr, Autograd, Input, OpDef, TensorSpec
 from moe_graph.ops.product import current_product
 
@@ -78,23 +79,25 @@ def define(
         name: torch name.
         schema: arguments and results.
         opdef: the op that is computed.
-        to_ir: turns the positional and keyword arguments of the torch op into IR inputs and
-            complete IR attributes.
+        to_ir: turns the positional and keyword arguments of the torch op into IR inputs and IR
+            attributes.
         autograd: gradient of this form; None takes the one of `opdef`, and where that has none
             a backward pass through the op is an error.
     """
     unwrap = _single_or_tuple(schema)
 
+    checks = ChecksOnce(opdef)
+
     def eager(*args: Any, **kwargs: Any) -> Any:
-        inputs, attrs = to_ir(args, kwargs)
+        inputs, given = to_ir(args, kwargs)
         soc = current_product()
-        specs = opdef.infer(specs_of(inputs), attrs, soc)
+        attrs, specs = checks(inputs, given, soc)
         outputs = opdef.kernel(inputs, attrs, soc)
         return unwrap(_fill_absent(opdef, inputs, specs, outputs))
 
     def fake(*args: Any, **kwargs: Any) -> Any:
-        inputs, attrs = to_ir(args, kwargs)
-        specs = opdef.infer(specs_of(inputs), attrs, current_product())
+        inputs, given = to_ir(args, kwargs)
+        specs = opdef.infer(specs_of(inputs), opdef.bind_attrs(given), current_product())
         return unwrap(_fill_absent(opdef, inputs, specs, None))
 
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -109,23 +112,27 @@ class _IrArguments:
     """Arguments of a generated torch op -> IR inputs and attributes: the same order, by name."""
 
     def __init__(self, opdef: OpDef) -> None:
-        self._opdef = opdef
-        self._names = [declared.name for declared in opdef.inputs]
-        self._names += [attr.name for attr in opdef.attrs]
+        self._inputs = [declared.name for declared in opdef.inputs]
+        self._names = self._inputs + [attr.name for attr in opdef.attrs]
 
     def __call__(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
         given = dict(zip(self._names, args, strict=False)) | kwargs
-        inputs = [given.pop(declared.name, None) for declared in self._opdef.inputs]
-        return inputs, self._opdef.bind_attrs(given)
+        inputs = [given.pop(name, None) for name in self._inputs]
+        return inputs, given
 
 
 def ir_arguments(
     opdef: OpDef, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Split the arguments of the generated torch op of `opdef` into IR inputs and attributes."""
-    return _IrArguments(opdef)(args, kwargs)
+    """Split the arguments of the generated torch op of `opdef` into IR inputs and all attributes.
+
+    Raises:
+        OpError: an attribute that the op does not take.
+    """
+    inputs, given = _IrArguments(opdef)(args, kwargs)
+    return inputs, opdef.bind_attrs(given)
 
 
 def _register_autograd(qualified: str, autograd: Autograd) -> None:
@@ -171,18 +178,6 @@ def _single_or_tuple(schema: str) -> Callable[[list[torch.Tensor]], Any]:
     if returns == "Tensor":
         return lambda outputs: outputs[0]
     return tuple
-
-
-def specs_of(inputs: Sequence[Any]) -> list[Any]:
-    """Return the specs of tensors, lists of tensors and None, in that structure."""
-    return [
-        None
-        if value is None
-        else [TensorSpec.of(item) for item in value]
-        if isinstance(value, (list, tuple))
-        else TensorSpec.of(value)
-        for value in inputs
-    ]
 
 
 def _fill_absent(

@@ -17,14 +17,12 @@ from moe_graph.emulator.engine import dtypes
 from moe_graph.emulator.engine.errors import KernelError
 from moe_graph.emulator.engine.registry import TENSOR, TENSORS, Kernel, KernelInput
 from moe_graph.ops import registry
-from moe_graph.ops.opdef import REQUIRED, OpDef, Output, Specs, TensorSpec
+from moe_graph.ops.checks_once import ChecksOnce
+from moe_graph.ops.opdef import REQUIRED, OpDef, Output, TensorSpec
 from moe_graph.ops.product import current_product
 
 #: An optional input, or the list of a dynamic one.
 Value: TypeAlias = torch.Tensor | list[torch.Tensor] | None
-
-#: Shape sets whose check is remembered per op; a graph of unknown sizes may bring any number.
-_REMEMBERED = 1024
 
 
 @functools.cache
@@ -51,12 +49,14 @@ class _OpDefCall:
 
     def __init__(self, opdef: OpDef) -> None:
         self._opdef = opdef
-        self._known: dict[Any, tuple[dict[str, Any], Specs]] = {}
+        self._checks = ChecksOnce(opdef)
 
     def __call__(
         self, *inputs: Value, memory: Sequence[torch.Tensor | None] = (), **attrs: Any
     ) -> tuple[torch.Tensor, ...]:
-        bound, specs = self._checked(inputs, attrs)
+        product = current_product()
+        self._opdef.require_in_graph_engine(product)
+        bound, specs = self._checks(inputs, attrs, product)
         results = self._opdef.kernel(list(inputs), bound, memory=memory)
         outputs = [self._output(index) for index in range(len(results))]
         for output, spec, result in zip(outputs, specs, results, strict=True):
@@ -66,40 +66,9 @@ class _OpDefCall:
             for output, result in zip(outputs, results, strict=True)
         )
 
-    def _checked(
-        self, inputs: tuple[Value, ...], attrs: dict[str, Any]
-    ) -> tuple[dict[str, Any], Specs]:
-        """Return the complete attributes and the output specs, from memory where possible."""
-        key = (tuple(map(_signature, inputs)), _hashable(attrs), current_product())
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._opdef.require_in_graph_engine(current_product())
-            bound = self._opdef.bind_attrs(attrs)
-            specs = self._opdef.infer([_spec(each) for each in inputs], bound)
-            known = self._known[key] = (bound, specs)
-        return known
-
     def _output(self, index: int) -> Output:
         """Return the IR output that result `index` belongs to; the last one may be a list."""
         return self._opdef.outputs[min(index, len(self._opdef.outputs) - 1)]
-
-
-def _signature(value: Value) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.dtype
-    return None if value is None else tuple(map(_signature, value))
-
-
-def _hashable(attrs: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(tuple(each) if isinstance(each, list) else each for each in attrs.values())
-
-
-def _spec(value: Value) -> TensorSpec | list[TensorSpec] | None:
-    if isinstance(value, torch.Tensor):
-        return TensorSpec.of(value)
-    return None if value is None else [TensorSpec.of(each) for each in value]
 
 
 def _check(name: str, spec: TensorSpec | None, result: torch.Tensor | None) -> None:
