@@ -16,7 +16,7 @@ from moe_graph.ops.ir import REQUIRED, dtype_name
 from moe_graph.ops.symbolic import inputs_of, outputs_of
 from moe_graph.ops.torch_binding import torch_name
 
-HEADERS = ("op", "torch function", "backward", "products", "limits")
+HEADERS = ("op", "forward", "backward", "products", "limits")
 
 
 def rows() -> list[tuple[str, str, str, str, str]]:
