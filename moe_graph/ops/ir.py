@@ -86,12 +86,18 @@ class Input:
             inputs of an op; a single entry stands for every column.
         kind: ``"dynamic"`` is a list of tensors.
         dtypes_950: the columns on Ascend 950, where they differ.
+        products: the products whose IR has this (optional) input, None for all.
     """
 
     name: str
     dtypes: tuple[torch.dtype, ...]
     kind: InputKind = "required"
     dtypes_950: tuple[torch.dtype, ...] | None = None
+    products: tuple[Soc, ...] | None = None
+
+    def exists_on(self, soc: Soc) -> bool:
+        """Tell whether the IR of `soc` has this input."""
+        return self.products is None or soc in self.products
 
     def columns(self, soc: Soc) -> tuple[torch.dtype, ...]:
         """Return the columns of this input on `soc`."""

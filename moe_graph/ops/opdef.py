@@ -219,7 +219,11 @@ class OpDef:
         self, call: Call, specs: Specs, allocated: Sequence[TensorSpec | None]
     ) -> None:
         for declared, spec, given in zip(self.outputs, specs, allocated, strict=False):
-            if declared.name not in self.checked_outputs or spec is None or given is None:
+            if declared.name not in self.checked_outputs or spec is None:
+                continue
+            if given is None:
+                if declared.required:
+                    raise call.error(declared.name, got="nothing", want=spec)
                 continue
             same_rank = len(spec.shape) == len(given.shape)
             fits = same_rank and all(map(may_equal, spec.shape, given.shape))
@@ -279,6 +283,8 @@ class OpDef:
             value = getattr(call, declared.name)
             if declared.kind == "required" and value is None:
                 raise OpError(self.ge_type, declared.name, got="nothing", want="a tensor")
+            if value is not None and not declared.exists_on(call.soc):
+                raise call.error(declared.name, got="a tensor", want="nothing", limit=True)
             for spec in _specs_of(value):
                 _check_dims(call, declared.name, spec)
         self._check_dtypes(call)
