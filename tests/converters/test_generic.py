@@ -93,6 +93,18 @@ CASES: dict[str, tuple[str, Callable[..., Any], Callable[[int], Inputs]]] = {
         lambda grad, row_idx: _ops.moe_init_routing_v2_grad(grad, row_idx, TOP_K),
         lambda n: (_randn(n * TOP_K, HIDDEN), _row_idx(n)),
     ),
+    "finalize_routing_v1": (
+        "MoeFinalizeRouting",
+        lambda *inputs: _ops.moe_finalize_routing(*inputs[:2], None, *inputs[2:]),
+        lambda n: (
+            _randn(n * TOP_K, HIDDEN),
+            _randn(n, HIDDEN),
+            _randn(EXPERTS, HIDDEN),
+            _randn(n, TOP_K),
+            _row_idx(n),
+            _ids(n),
+        ),
+    ),
     "finalize_routing": (
         "MoeFinalizeRoutingV2",
         _finalize,

@@ -20,8 +20,18 @@ def moe_finalize_routing(
     *,
     drop_pad_mode: int = 0,
     k: int = 1,
+    x: torch.Tensor | None = None,
+    a1: torch.Tensor | None = None,
+    a2: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    zero_expert_range: tuple[int, int] = (-1, -1),
+    copy_expert_range: tuple[int, int] = (-1, -1),
+    constant_expert_range: tuple[int, int] = (-1, -1),
 ) -> torch.Tensor:
     """Bring rows back to token order and add them up (GE ``MoeFinalizeRoutingV2``). Has a gradient.
+
+    Experts of the three ranges (Ascend 950) have no row in `expanded_x`; calls with such have no
+    gradient. A range is ``(start, end)`` of expert ids, ``end`` excluded; ``(-1, -1)`` is none.
 
     Args:
         expanded_x: ``[T * K, H]``, or ``[E, C, H]`` in modes 1 and 3; float16, bfloat16, float32.
@@ -29,17 +39,26 @@ def moe_finalize_routing(
         x1: ``[T, H]``, added.
         x2: ``[T, H]``, added; needs `x1`.
         bias: ``[E, H]``, added to each row of its expert; needs `expert_idx`.
-        scales: ``[T, K]`` weights, the dtype of `expanded_x`, or float32 beside bfloat16.
+        scales: ``[T, K]`` weights, the dtype of `expanded_x`, or float32 beside bfloat16; on Ascend
+            950 any of the three.
         expert_idx: ``[T, K]`` int32.
         drop_pad_mode: 0, 1: row of copy (i, k) at ``k * T + i``; 2, 3: at ``i * K + k`` (what
             :func:`moe_init_routing` returns); 1, 3: drop/pad.
         k: K when `scales` is absent.
+        x: ``[T, H]``, the tokens that copy and constant experts take for their row.
+        a1: ``[n, H]`` for the n constant experts, which give ``a1 * x + a2 * v``.
+        a2: ``[n, H]``.
+        v: ``[n, H]``.
+        zero_expert_range: experts whose copies are skipped.
+        copy_expert_range: experts whose row is the token itself.
+        constant_expert_range: experts whose row is ``a1 * x + a2 * v``.
 
     Returns:
         ``[T, H]``, the dtype of `expanded_x`.
 
     Raises:
         OpError: a dtype, shape, attribute or index that the op does not take.
+        NotImplementedError: in the backward pass, with experts of the three ranges.
     """
     y: torch.Tensor = _ops.moe_finalize_routing_v2(
         expanded_x,
@@ -49,8 +68,15 @@ def moe_finalize_routing(
         bias,
         scales,
         expert_idx,
-        drop_pad_mode=drop_pad_mode,
-        k=k,
+        x,
+        a1,
+        a2,
+        v,
+        drop_pad_mode,
+        zero_expert_range,
+        copy_expert_range,
+        constant_expert_range,
+        k,
     )
     return y
 

@@ -14,6 +14,8 @@ where ``e(i, k) = expert_idx[i, k]``.
 
 Products and sums are taken one after the other, k ascending, in fp32 with one final rounding;
 fp16 is summed in fp16 on A2 and A3. Without ``scales`` every weight is 1 and K is the attribute k.
+
+On Ascend 950 some experts may have no row: see `special_experts.py`.
 """
 
 from __future__ import annotations
@@ -23,18 +25,28 @@ from typing import Any
 import torch
 
 from moe_graph.config import Soc
+from moe_graph.ops.defs.finalize_routing.combine import Copies, combine, sum_dtype
 from moe_graph.ops.defs.finalize_routing.moe_finalize_routing_v2_autograd import (
     AUTOGRAD,
     has_drops,
     is_row_major,
 )
-from moe_graph.ops.defs.support.chunks import row_chunks
-from moe_graph.ops.defs.support.workers import run_parts
+from moe_graph.ops.defs.finalize_routing.special_experts import (
+    CONSTANTS,
+    NO_RANGE,
+    RANGES,
+    SpecialExperts,
+    check_ranges,
+    has_special_experts,
+)
 from moe_graph.ops.dims import UNKNOWN, UNKNOWN_RANK, floordiv, is_unknown, mul
+from moe_graph.ops.limit import attribute
 from moe_graph.ops.opdef import (
     Attr,
     Call,
+    Form,
     Input,
+    Limit,
     OpDef,
     Output,
     Specs,
@@ -42,9 +54,6 @@ from moe_graph.ops.opdef import (
     TensorSpec,
 )
 from moe_graph.ops.registry import register
-
-_NO_RANGE = (-1, -1)
-_RANGES = ("zero_expert_range", "copy_expert_range", "constant_expert_range")
 
 
 def _shapes(op: Call) -> Specs:
@@ -78,117 +87,63 @@ def _shapes(op: Call) -> Specs:
 
 
 def _tiling(op: Call) -> None:
-    for name in _RANGES:
-        if getattr(op, name) != _NO_RANGE:
-            raise op.error(name, got=getattr(op, name), want=f"{_NO_RANGE} (no such experts)")
     if op.x2 is not None and op.x1 is None:
         raise op.error("x1", got="nothing", want="a tensor, since x2 is given")
     if op.bias is not None and op.expert_idx is None:
         raise op.error("expert_idx", got="nothing", want="a tensor, since bias is given")
-    op.expect_at_least("k", 1)
     (copies,) = op.dims("expanded_row_idx", rank=1)
     if op.scales is not None:
         tokens, top_k = op.dims("scales", rank=2)
         op.expect_equal("expanded_row_idx", copies, mul(tokens, top_k), "dim 0")
-    elif isinstance(copies, int) and copies % op.k:
-        raise op.error(
-            "expanded_row_idx", got=f"{copies} indices", want=f"a multiple of k = {op.k}"
-        )
+    else:
+        tokens = floordiv(copies, max(op.k, 1))
+        if isinstance(copies, int) and copies % max(op.k, 1):
+            raise op.error(
+                "expanded_row_idx", got=f"{copies} indices", want=f"a multiple of k = {op.k}"
+            )
+    hidden = op.dims("expanded_x", rank=3 if has_drops(op.drop_pad_mode) else 2)[-1]
+    check_ranges(op, tokens, hidden)
 
 
 def _top_k(op: Any) -> int:
     return int(op.k if op.scales is None else op.scales.shape[1])
 
 
-def _rows_by_copy(op: Call, top_k: int) -> torch.Tensor:
-    """Return the row of copy (i, k) at ``[k, i]``."""
-    row_idx: torch.Tensor = op.expanded_row_idx
-    tokens = row_idx.numel() // max(top_k, 1)
+def _copies(op: Call) -> Copies:
+    row: torch.Tensor = op.expanded_row_idx
+    top_k = _top_k(op)
+    tokens = row.numel() // max(top_k, 1)
     if is_row_major(op.drop_pad_mode):
-        return row_idx.view(tokens, top_k).t().contiguous()
-    return row_idx.view(top_k, tokens)
+        row = row.view(tokens, top_k).t().contiguous()
+    else:
+        row = row.view(top_k, tokens)
+    expert = special = None
+    if op.bias is not None or has_special_experts(op):
+        expert = op.expert_idx.t().contiguous()
+    if has_special_experts(op):
+        assert expert is not None
+        special = SpecialExperts(op, expert)
+    return Copies(row, expert, special, may_drop=has_drops(op.drop_pad_mode))
 
 
-def _check_indices(op: Call, rows: int) -> None:
-    low_allowed = -1 if has_drops(op.drop_pad_mode) else 0
-    check_range(op, "expanded_row_idx", low_allowed, rows, "the rows of expanded_x")
-    if op.bias is not None:
-        check_range(op, "expert_idx", 0, op.bias.shape[0], "the rows of bias")
-
-
-def check_range(op: Call, argument: str, low: int, end: int, meaning: str) -> None:
-    """Raise unless all values of the integer tensor `argument` are in ``[low, end)``."""
-    tensor = getattr(op, argument)
-    if tensor.numel() == 0:
-        return
-    smallest, largest = (int(bound) for bound in torch.aminmax(tensor))
-    if smallest < low or largest >= end:
-        raise op.error(
-            argument,
-            got=f"values from {smallest} to {largest}",
-            want=f"values in [{low}, {end}), {meaning}",
-        )
-
-
-def _sum_dtype(op: Call) -> torch.dtype:
-    in_half = op.expanded_x.dtype is torch.float16 and op.soc is not Soc.ASCEND950
-    return torch.float16 if in_half else torch.float32
+def _checked_copies(op: Call) -> Copies:
+    copies = _copies(op)
+    rows = op.expanded_x.shape[:-1].numel()
+    copies.check(op, rows, "expert_idx")
+    return copies
 
 
 def _compute(op: Call) -> Tensors:
-    hidden = op.expanded_x.shape[-1]
-    rows = op.expanded_x.reshape(-1, hidden)
-    _check_indices(op, rows.shape[0])
-    top_k = _top_k(op)
-    index = _rows_by_copy(op, top_k)
-    tokens = index.shape[1]
-    experts = op.expert_idx.t().contiguous() if op.bias is not None else None
-    kept = None
-    if has_drops(op.drop_pad_mode):
-        kept = index >= 0
-        index = index.clamp(min=0)
-    sum_dtype = _sum_dtype(op)
-    output = op.new_output((tokens, hidden), rows.dtype, rows.device)
-
-    def work(chunk: slice) -> None:
-        y = output[chunk]
-        total = y if y.dtype is sum_dtype else torch.empty_like(y, dtype=sum_dtype)
-        _start(op, chunk, total)
-        for k in range(top_k if rows.shape[0] else 0):
-            part = rows.index_select(0, index[k, chunk]).to(sum_dtype)
-            if experts is not None:
-                part.add_(op.bias.index_select(0, experts[k, chunk]))
-            if op.scales is not None:
-                part.mul_(op.scales[chunk, k : k + 1])
-            if kept is None:
-                total.add_(part)
-            else:
-                # A select, not a product with 0: dropped copies must not touch the sum.
-                torch.where(kept[k, chunk].unsqueeze(1), total + part, total, out=total)
-        if total is not y:
-            y.copy_(total)
-
-    run_parts(work, row_chunks(tokens, hidden))
-    return [output]
-
-
-def _start(op: Call, chunk: slice, total: torch.Tensor) -> None:
-    """Set `total` to ``x1 + x2``."""
-    if op.x1 is None:
-        total.zero_()
-    else:
-        total.copy_(op.x1[chunk])
-    if op.x2 is not None:
-        total.add_(op.x2[chunk])
+    return [combine(op, _checked_copies(op))]
 
 
 def _naive(op: Call) -> Tensors:
+    _checked_copies(op)
     hidden = op.expanded_x.shape[-1]
     rows = op.expanded_x.reshape(-1, hidden)
-    _check_indices(op, rows.shape[0])
     top_k = _top_k(op)
     tokens = op.expanded_row_idx.numel() // max(top_k, 1)
-    dtype = _sum_dtype(op)
+    dtype = sum_dtype(op)
     output = torch.empty((tokens, hidden), dtype=rows.dtype)
     for i in range(tokens):
         total = torch.zeros(hidden, dtype=dtype)
@@ -199,11 +154,24 @@ def _naive(op: Call) -> Tensors:
         for k in range(top_k):
             at = i * top_k + k if is_row_major(op.drop_pad_mode) else k * tokens + i
             row = int(op.expanded_row_idx[at])
-            if row == -1:
+            expert = None if op.expert_idx is None else int(op.expert_idx[i, k])
+            if expert in range(*op.zero_expert_range):
                 continue
-            part = rows[row].to(dtype)
+            if expert in range(*op.copy_expert_range):
+                part = op.x[i].to(dtype)
+            elif expert in range(*op.constant_expert_range):
+                assert expert is not None
+                a1, a2, v = (
+                    tensor[expert - op.constant_expert_range[0]].to(dtype)
+                    for tensor in (op.a1, op.a2, op.v)
+                )
+                part = a1 * op.x[i].to(dtype) + a2 * v
+            elif row == -1:
+                continue
+            else:
+                part = rows[row].to(dtype)
             if op.bias is not None:
-                part = part + op.bias[op.expert_idx[i, k]].to(dtype)
+                part = part + op.bias[expert].to(dtype)
             if op.scales is not None:
                 part = part * op.scales[i, k].to(dtype)
             total = total + part
@@ -227,19 +195,59 @@ OPDEF = register(
             Input("bias", _ROWS, "optional", _ROWS_950),
             Input("scales", _SCALES, "optional", _SCALES_950),
             Input("expert_idx", (torch.int32,), "optional"),
+            *(
+                Input(name, _ROWS, "optional", _ROWS_950, products=(Soc.ASCEND950,))
+                for name in ("x", *CONSTANTS)
+            ),
         ),
         outputs=(Output("y"),),
         attrs=(
             Attr("drop_pad_mode", "Int", 0),
-            *(Attr(name, "ListInt", _NO_RANGE) for name in _RANGES),
+            *(Attr(name, "ListInt", NO_RANGE) for name in RANGES),
             Attr("k", "Int", 1),
         ),
         shape_rule=_shapes,
         tiling_rule=_tiling,
+        limits=(
+            Limit(
+                "k",
+                "k",
+                attribute("k"),
+                source="moe_finalize_routing_v2/docs/aclnnMoeFinalizeRoutingV2.md, constraint 5",
+                low=1,
+            ),
+        ),
+        checked_outputs=("y",),
         compute=_compute,
         naive=_naive,
         autograd=AUTOGRAD,
+        forms=(
+            Form(
+                "dropless, row order",
+                {"expanded_x": "T*K H", "expanded_row_idx": "T*K", "scales": "T K"},
+                {"drop_pad_mode": 2},
+            ),
+            Form(
+                "dropless, column order, without scales",
+                {"expanded_x": "T*K H", "expanded_row_idx": "T*K"},
+                {"k": "K"},
+            ),
+            Form(
+                "drop/pad, with shared experts and bias",
+                {
+                    "expanded_x": "E C H",
+                    "expanded_row_idx": "T*K",
+                    "x1": "T H",
+                    "x2": "T H",
+                    "bias": "E H",
+                    "scales": "T K",
+                    "expert_idx": "T K",
+                },
+                {"drop_pad_mode": 3},
+            ),
+        ),
+        function="moe_finalize_routing",
         doc="ops-transformer moe/moe_finalize_routing_v2: infershape, tiling; "
-        "docs/aclnnMoeFinalizeRoutingV2.md; sum order of MoeFinalizeRouting's kernels",
+        "docs/aclnnMoeFinalizeRoutingV2.md and V3; sum order of MoeFinalizeRouting's kernels",
     )
 )

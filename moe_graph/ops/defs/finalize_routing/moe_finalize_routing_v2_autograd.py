@@ -2,7 +2,8 @@
 
 ``MoeFinalizeRoutingV2Grad`` gives the gradients of the rows and the scales. It knows only row-major
 index lists, so column-major ones are transposed first, and on A2 only one dtype, so bfloat16 rows
-with float32 scales go through float32. The gradient of the bias is one matrix product.
+with float32 scales go through float32. The gradient of the bias is one matrix product. Zero, copy
+and constant experts are unknown to the gradient op, so that calls with such have no gradient.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from moe_graph.ops.defs.finalize_routing.special_experts import RANGES, has_special_experts
 from moe_graph.ops.opdef import Autograd
 
 
@@ -34,10 +36,16 @@ def _save(ctx: Any, op: Any, outputs: tuple[torch.Tensor, ...]) -> None:
     )
     ctx.drop_pad_mode = op.drop_pad_mode
     ctx.k = op.k
+    ctx.has_special_experts = has_special_experts(op)
     ctx.has_x1, ctx.has_x2 = op.x1 is not None, op.x2 is not None
 
 
 def _backward(ctx: Any, grad_y: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    if ctx.has_special_experts:
+        raise NotImplementedError(
+            f"moe_finalize_routing has no gradient with {', '.join(RANGES)}: "
+            "MoeFinalizeRoutingV2Grad does not know such experts"
+        )
     expanded_x, row_idx, scales, bias, expert_idx = ctx.saved_tensors
     weights = scales
     if weights is None and ctx.k > 1:

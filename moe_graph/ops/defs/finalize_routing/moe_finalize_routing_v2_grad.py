@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import torch
 
-from moe_graph.ops.defs.finalize_routing.moe_finalize_routing_v2 import check_range
+from moe_graph.ops.defs.finalize_routing.combine import check_range
 from moe_graph.ops.defs.support.chunks import row_chunks
 from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.dims import UNKNOWN_RANK, Dim, minimum, mul
-from moe_graph.ops.opdef import Attr, Call, Input, OpDef, Output, Specs, Tensors, TensorSpec
+from moe_graph.ops.opdef import Attr, Call, Form, Input, OpDef, Output, Specs, Tensors, TensorSpec
 from moe_graph.ops.registry import register
 
 DROPLESS, DROP_PAD = 0, 1
@@ -97,12 +97,13 @@ def _rows(op: Call) -> int:
 
 
 def _check_indices(op: Call) -> None:
+    row_idx = op.expanded_row_idx
     if op.drop_pad_mode == DROP_PAD:
-        check_range(op, "expanded_row_idx", -1, _rows(op), "the slots")
+        check_range(op, "expanded_row_idx", row_idx, -1, _rows(op), "the slots")
     else:
-        check_range(op, "expanded_row_idx", 0, op.expanded_row_idx.numel(), "the token copies")
+        check_range(op, "expanded_row_idx", row_idx, 0, row_idx.numel(), "the token copies")
     if op.bias is not None:
-        check_range(op, "expert_idx", 0, op.bias.shape[0], "the rows of bias")
+        check_range(op, "expert_idx", op.expert_idx, 0, op.bias.shape[0], "the rows of bias")
 
 
 def _copy_of_row(op: Call, rows: int) -> torch.Tensor:
@@ -240,6 +241,31 @@ OPDEF = register(
         tiling_rule=_tiling,
         compute=_compute,
         naive=_naive,
+        checked_outputs=("grad_expanded_x", "grad_scales"),
+        no_gradient="it is a gradient itself",
+        forms=(
+            Form(
+                "dropless",
+                {
+                    "grad_y": "T H",
+                    "expanded_row_idx": "T*K",
+                    "expanded_x": "T*K H",
+                    "scales": "T K",
+                },
+            ),
+            Form("without scales", {"grad_y": "T H", "expanded_row_idx": "T"}),
+            Form(
+                "drop/pad",
+                {
+                    "grad_y": "T H",
+                    "expanded_row_idx": "T*K",
+                    "expanded_x": "E C H",
+                    "scales": "T K",
+                },
+                {"drop_pad_mode": 1, "expert_num": "E", "expert_capacity": "C"},
+            ),
+        ),
+        function="moe_finalize_routing_grad",
         doc="ops-transformer moe/moe_finalize_routing_v2_grad: infershape, tiling",
     )
 )
