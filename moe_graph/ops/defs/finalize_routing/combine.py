@@ -12,6 +12,7 @@ import torch
 
 from moe_graph.config import Soc
 from moe_graph.ops.defs.finalize_routing.special_experts import SpecialExperts
+from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.support.chunks import row_chunks
 from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.opdef import Call
@@ -55,25 +56,6 @@ class Copies:
         if counted is None:
             return ~self.special.zero
         return (counted | self.special.any) & ~self.special.zero
-
-
-def check_range(
-    op: Call, argument: str, values: torch.Tensor, low: int, end: int, meaning: str
-) -> None:
-    """Raise unless all `values`, those of `argument`, are in ``[low, end)``.
-
-    Raises:
-        OpError: one is not.
-    """
-    if values.numel() == 0:
-        return
-    smallest, largest = (int(bound) for bound in torch.aminmax(values))
-    if smallest < low or largest >= end:
-        raise op.error(
-            argument,
-            got=f"values from {smallest} to {largest}",
-            want=f"values in [{low}, {end}), {meaning}",
-        )
 
 
 def sum_dtype(op: Call) -> torch.dtype:

@@ -229,8 +229,8 @@ OPDEF = register(
             ),
             Form(
                 "dropless, column order, without scales",
-                {"expanded_x": "T*K H", "expanded_row_idx": "T*K"},
-                {"k": "K"},
+                {"expanded_x": "T*8 H", "expanded_row_idx": "T*8"},
+                {"k": 8},
             ),
             Form(
                 "drop/pad, with shared experts and bias",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_graph.ops.defs.finalize_routing.combine import check_range
+from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.support.chunks import row_chunks
 from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.dims import UNKNOWN_RANK, Dim, minimum, mul
