@@ -44,6 +44,11 @@ def _ends(rows: int) -> torch.Tensor:
     return torch.tensor([rows // 3, rows // 3, rows // 2, rows])
 
 
+def _map(n: int) -> torch.Tensor:
+    """A routing map that sends every token everywhere."""
+    return torch.ones((n, EXPERTS), dtype=torch.bool)
+
+
 def _init_routing(x: torch.Tensor, ids: torch.Tensor) -> Any:
     expanded, row_idx, cumsum, _ = _ops.moe_init_routing_v2(
         x, ids, expert_num=EXPERTS, expert_tokens_count_or_cumsum_flag=1
@@ -133,6 +138,47 @@ CASES: dict[str, tuple[str, Callable[..., Any], Callable[[int], Inputs]]] = {
             _row_idx(n),
             _randn(n * TOP_K, HIDDEN),
             _randn(n, TOP_K),
+        ),
+    ),
+    "permute_with_routing_map": (
+        "MoeTokenPermuteWithRoutingMap",
+        lambda x, mask, probs: _ops.moe_token_permute_with_routing_map(
+            x, mask, probs, 2 * EXPERTS, True
+        ),
+        lambda n: (_randn(n, HIDDEN), _map(n).t().contiguous(), _randn(EXPERTS, n)),
+    ),
+    "permute_with_routing_map_grad": (
+        "MoeTokenPermuteWithRoutingMapGrad",
+        lambda grad, of_probs, token_of_row: _ops.moe_token_permute_with_routing_map_grad(
+            grad, of_probs, token_of_row, None, EXPERTS, 2, True
+        ),
+        lambda n: (
+            _randn(n * EXPERTS, HIDDEN),
+            _randn(n * EXPERTS),
+            torch.arange(n * EXPERTS, dtype=torch.int32) % 2,
+        ),
+    ),
+    "unpermute_with_routing_map": (
+        "MoeTokenUnpermuteWithRoutingMap",
+        lambda rows, slots, mask, probs: _ops.moe_token_unpermute_with_routing_map(
+            rows, slots, mask, probs
+        )[0],
+        lambda n: (
+            _randn(n * EXPERTS, HIDDEN),
+            torch.arange(n * EXPERTS, dtype=torch.int32),
+            _map(n),
+            _randn(n, EXPERTS),
+        ),
+    ),
+    "unpermute_with_routing_map_grad": (
+        "MoeTokenUnpermuteWithRoutingMapGrad",
+        lambda *inputs: _ops.moe_token_unpermute_with_routing_map_grad(*inputs),
+        lambda n: (
+            _randn(n, HIDDEN),
+            *[torch.arange(n * EXPERTS, dtype=torch.int32)] * 2,
+            _map(n),
+            _randn(n * EXPERTS, HIDDEN),
+            _randn(n, EXPERTS),
         ),
     ),
     "grouped_matmul_single": (

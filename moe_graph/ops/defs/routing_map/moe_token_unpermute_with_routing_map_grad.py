@@ -1,0 +1,264 @@
+"""MoeTokenUnpermuteWithRoutingMapGrad: gradient of MoeTokenUnpermuteWithRoutingMap.
+
+Row ``r = out_index[i]`` belongs to token t:
+
+- ``drop_and_pad=False``: ``t = i // topK`` with ``topK = N // T`` for N indices; a slot with
+  ``out_index`` -1 has no row. ``out_index`` is the ``sorted_indices`` of the forward, and
+  ``permute_token_id`` is not read: torch_npu passes ``sorted_indices`` for it too. The row of copy
+  (t, e) is its number in expert order.
+- ``drop_and_pad=True``: ``t = permute_token_id[i]`` and ``e = r // capacity``.
+
+Then ``permuted_tokens_grad[r] = unpermuted_tokens_grad[t] * probs[t, e]`` and
+``probs_grad[t, e] = sum over h of unpermuted_tokens_grad[t, h] * permuted_tokens[r, h]``, 0 for no
+copy; products and sums in fp32, rounded once. Without probs the weight is 1. Rows without a copy
+stay unwritten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_graph.ops.defs.routing_map.routing_maps import (
+    MAX_TOP_K,
+    check_whole,
+    mask_of,
+    whole,
+)
+from moe_graph.ops.defs.support.checks import check_range
+from moe_graph.ops.defs.support.chunks import row_chunks
+from moe_graph.ops.defs.support.workers import run_parts
+from moe_graph.ops.dims import Dim, known_less
+from moe_graph.ops.limit import dim
+from moe_graph.ops.opdef import (
+    Attr,
+    Call,
+    Form,
+    Input,
+    Limit,
+    OpDef,
+    Output,
+    Specs,
+    Tensors,
+    TensorSpec,
+)
+from moe_graph.ops.registry import register
+
+
+def _shapes(op: Call) -> Specs:
+    _, hidden = op.dims("unpermuted_tokens_grad", rank=2)
+    (slots,) = op.dims("out_index", rank=1)
+    written = () if op.drop_and_pad else (0,)  # fewer rows where tokens have fewer copies
+    of_tokens = TensorSpec((slots, hidden), op.unpermuted_tokens_grad.dtype, bounds=written)
+    if op.probs is None:
+        return [of_tokens, None]
+    return [of_tokens, TensorSpec(op.dims("probs", rank=2), op.probs.dtype)]
+
+
+def _tiling(op: Call) -> None:
+    tokens, hidden = op.dims("unpermuted_tokens_grad", rank=2)
+    (slots,) = op.dims("out_index", rank=1)
+    (ids,) = op.dims("permute_token_id", rank=1)
+    op.expect_equal("permute_token_id", ids, slots, "dim 0")
+    if op.probs is None:
+        return
+    for name in ("routing_map", "permuted_tokens"):
+        if getattr(op, name) is None:
+            raise op.error(name, got="nothing", want="a tensor, since probs is given")
+    rows, width = op.dims("permuted_tokens", rank=2)
+    op.expect_equal("permuted_tokens", rows, slots, "dim 0")
+    op.expect_equal("permuted_tokens", width, hidden, "dim 1")
+    experts = op.dims("probs", rank=2)[1]
+    for name in ("probs", "routing_map"):
+        of_tokens, of_experts = op.dims(name, rank=2)
+        op.expect_equal(name, of_tokens, tokens, "dim 0")
+        op.expect_equal(name, of_experts, experts, "dim 1")
+    _check_counts(op, slots, tokens, experts)
+
+
+def _check_counts(op: Call, slots: Dim, tokens: Dim, experts: Dim) -> None:
+    if op.drop_and_pad:
+        capacity = _quotient(slots, experts)
+        if capacity is not None and known_less(tokens, capacity):
+            raise op.error("out_index", got=f"capacity {capacity}", want=f"<= {tokens} tokens")
+    else:
+        top_k = _quotient(slots, tokens)
+        if top_k is not None and known_less(experts, top_k):
+            raise op.error("out_index", got=f"topK {top_k}", want=f"<= {experts} experts")
+
+
+def _quotient(total: Dim, parts: Dim) -> Dim | None:
+    known = isinstance(total, int) and isinstance(parts, int) and min(total, parts) >= 0
+    return whole(total, parts) if known else None
+
+
+def _token_of_row(op: Call) -> torch.Tensor:
+    """Return the token of each row, -1 for a row of no copy.
+
+    Raises:
+        OpError: an index is out of range, or two slots share a row.
+    """
+    slots, tokens = op.out_index.shape[0], op.unpermuted_tokens_grad.shape[0]
+    if op.drop_and_pad:
+        check_range(op, "out_index", op.out_index, 0, slots, "the rows")
+        check_range(op, "permute_token_id", op.permute_token_id, 0, tokens, "the tokens")
+        if op.probs is not None:
+            check_whole(op, "out_index", slots, op.probs.shape[1], "E")
+        token = op.permute_token_id
+    else:
+        check_range(op, "out_index", op.out_index, -1, slots, "the rows, or -1")
+        check_whole(op, "out_index", slots, tokens, "T")
+        token = torch.arange(slots, dtype=torch.int32, device=op.out_index.device)
+        token = torch.div(token, max(whole(slots, tokens), 1), rounding_mode="floor")
+    used = op.out_index >= 0
+    token_of_row = torch.full_like(op.out_index, -1)
+    token_of_row[op.out_index[used].to(torch.int64)] = token[used]
+    distinct, wanted = int((token_of_row >= 0).sum()), int(used.sum())
+    if distinct != wanted:
+        raise op.error(
+            "out_index",
+            got=f"{distinct} rows for {wanted} slots",
+            want="a row of its own for each slot",
+        )
+    return token_of_row
+
+
+def _check_copies(op: Call, token_of_row: torch.Tensor, copies: int) -> None:
+    """Raise unless the rows of copies are the first `copies` ones."""
+    rows = token_of_row.shape[0]
+    filled = int((token_of_row[:copies] >= 0).sum())
+    used = int((token_of_row >= 0).sum())
+    if copies > rows or filled != copies or used != copies:
+        raise op.error(
+            "routing_map",
+            got=f"{copies} copies",
+            want=f"the copies that out_index lists: {used} rows, from the first on",
+        )
+
+
+def _picks(op: Call, token_of_row: torch.Tensor) -> torch.Tensor:
+    """Return ``e * T + t`` of each row of a copy."""
+    tokens = op.probs.shape[0]
+    if not op.drop_and_pad:
+        picks = mask_of(op, "routing_map").t().reshape(-1).nonzero().view(-1)
+        _check_copies(op, token_of_row, picks.shape[0])
+        return picks
+    rows = torch.arange(token_of_row.shape[0], device=token_of_row.device)
+    capacity = max(whole(token_of_row.shape[0], op.probs.shape[1]), 1)
+    expert = torch.div(rows, capacity, rounding_mode="floor")
+    return expert * tokens + token_of_row
+
+
+def _compute(op: Call) -> Tensors:
+    token_of_row = _token_of_row(op)
+    grad = op.unpermuted_tokens_grad
+    rows, hidden = token_of_row.shape[0], grad.shape[1]
+    output = op.new_output((rows, hidden), grad.dtype, grad.device)
+    filled = token_of_row >= 0
+    token = token_of_row.clamp(min=0)
+    weight = dot = picks = None
+    if op.probs is not None:
+        picks = _picks(op, token_of_row)
+        weight = torch.zeros(rows, dtype=torch.float32, device=grad.device)
+        weight[: picks.shape[0]] = op.probs.t().reshape(-1)[picks].to(torch.float32)
+        dot = torch.empty_like(weight)
+
+    def work(chunk: slice) -> None:
+        of_token = grad.index_select(0, token[chunk])
+        if weight is None or dot is None:
+            output[chunk] = of_token
+            return
+        of_token = of_token.to(torch.float32)
+        torch.sum(of_token * op.permuted_tokens[chunk], 1, out=dot[chunk])
+        torch.mul(of_token, weight[chunk].unsqueeze(1), out=output[chunk])
+
+    run_parts(work, row_chunks(rows if grad.shape[0] else 0, hidden))
+    if not bool(filled.all()):
+        output.masked_fill_(~filled.unsqueeze(1), torch.nan)
+    if dot is None or picks is None:
+        return [output, None]
+    tokens, experts = op.probs.shape
+    by_expert = op.probs.new_zeros((experts, tokens))
+    by_expert.view(-1)[picks] = dot[: picks.shape[0]].to(op.probs.dtype)
+    return [output, by_expert.t().contiguous()]
+
+
+def _naive(op: Call) -> Tensors:
+    token_of_row = _token_of_row(op)
+    grad = op.unpermuted_tokens_grad
+    rows = token_of_row.shape[0]
+    output = torch.full((rows, grad.shape[1]), torch.nan, dtype=grad.dtype)
+    if op.probs is None:
+        for row, token in enumerate(token_of_row.tolist()):
+            if token >= 0:
+                output[row] = grad[token]
+        return [output, None]
+    probs_grad = torch.zeros_like(op.probs)
+    tokens, experts = op.probs.shape
+    if op.drop_and_pad:
+        capacity = rows // experts
+        copies = [(t, row // capacity) for row, t in enumerate(token_of_row.tolist())]
+    else:
+        mask = mask_of(op, "routing_map").tolist()
+        copies = [(t, e) for e in range(experts) for t in range(tokens) if mask[t][e]]
+        _check_copies(op, token_of_row, len(copies))
+    for row, (t, e) in enumerate(copies):
+        of_token = grad[token_of_row[row]].to(torch.float32)
+        output[row] = of_token * op.probs[t, e].to(torch.float32)
+        probs_grad[t, e] = (of_token * op.permuted_tokens[row].to(torch.float32)).sum()
+    return [output, probs_grad]
+
+
+def _top_k(op: Any) -> Dim | None:
+    if op.drop_and_pad or op.probs is None:
+        return None
+    return _quotient(dim("out_index", 0)(op), dim("unpermuted_tokens_grad", 0)(op))
+
+
+_PAGE = "moe_token_unpermute_with_routing_map_grad/docs/aclnnMoeTokenUnpermuteWithRoutingMapGrad.md"
+_ROWS = (torch.bfloat16,) * 4 + (torch.float16,) * 2 + (torch.float32,) * 2
+_PROBS = (torch.bfloat16,) * 2 + (torch.float32,) * 2 + (torch.float16,) * 2 + (torch.float32,) * 2
+
+OPDEF = register(
+    OpDef(
+        ge_type="MoeTokenUnpermuteWithRoutingMapGrad",
+        inputs=(
+            Input("unpermuted_tokens_grad", _ROWS),
+            Input("out_index", (torch.int32,)),
+            Input("permute_token_id", (torch.int32,)),
+            Input("routing_map", (torch.bool, torch.int8) * 4, "optional"),
+            Input("permuted_tokens", _ROWS, "optional"),
+            Input("probs", _PROBS, "optional"),
+        ),
+        outputs=(Output("permuted_tokens_grad"), Output("probs_grad", required=False)),
+        attrs=(Attr("drop_and_pad", "Bool", False), Attr("restore_shape", "ListInt", ())),
+        shape_rule=_shapes,
+        tiling_rule=_tiling,
+        compute=_compute,
+        naive=_naive,
+        limits=(Limit("out_index", "topK (N // T)", _top_k, source=_PAGE, high=MAX_TOP_K),),
+        checked_outputs=("permuted_tokens_grad", "probs_grad"),
+        no_gradient="it is a gradient itself",
+        forms=(
+            Form(
+                "dropless",
+                {
+                    "unpermuted_tokens_grad": "T H",
+                    "out_index": "T*K",
+                    "permute_token_id": "T*K",
+                    "routing_map": "T E",
+                    "permuted_tokens": "T*K H",
+                    "probs": "T E",
+                },
+            ),
+            Form(
+                "without probs",
+                {"unpermuted_tokens_grad": "T H", "out_index": "N", "permute_token_id": "N"},
+            ),
+        ),
+        function="moe_token_unpermute_with_routing_map_grad",
+        doc="ops-transformer moe/moe_token_unpermute_with_routing_map_grad: tiling; "
+        "docs/aclnnMoeTokenUnpermuteWithRoutingMapGrad.md; op-plugin's derivatives",
+    )
+)

@@ -1,0 +1,123 @@
+"""What the ops with a routing map share: the map itself, and copies and sums of rows.
+
+A routing map says with 1 or true which experts a token goes to. The copies (token, expert) that it
+lists are numbered in expert order: expert by expert, tokens ascending. That number is the row of a
+copy among the permuted tokens.
+
+Without drop and pad every token has ``topK`` slots; ``sorted_indices[t * topK + j]`` is the row of
+the j-th copy of token t, -1 where a token has fewer. With drop and pad every expert has
+``capacity`` rows, and ``sorted_indices[row]`` is the token of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from moe_graph.ops.defs.support.chunks import row_chunks
+from moe_graph.ops.defs.support.workers import run_parts
+from moe_graph.ops.dims import UNKNOWN, Dim, is_unknown
+from moe_graph.ops.opdef import Call
+
+MAX_TOP_K = 512
+MAX_SORTED = (1 << 24) - 2
+"""Indices are sorted as fp32 on the device; the pages want fewer than 16777215."""
+
+
+def whole(total: int, parts: Dim) -> Dim:
+    """Return ``total // parts``, 0 for no parts, unknown when `parts` is."""
+    if is_unknown(parts):
+        return UNKNOWN
+    if isinstance(parts, int):
+        return total // parts if parts else 0
+    if isinstance(parts, torch.SymInt):
+        return total // parts
+    import sympy  # type: ignore[import-untyped]
+
+    return sympy.floor(sympy.sympify(total) / parts)
+
+
+def mask_of(op: Call, argument: str) -> torch.Tensor:
+    """Return the routing map as bool.
+
+    Raises:
+        OpError: it has a value that is neither 0 nor 1.
+    """
+    routing_map: torch.Tensor = getattr(op, argument)
+    if routing_map.dtype is torch.bool:
+        return routing_map
+    if routing_map.numel():
+        low, high = (int(bound) for bound in torch.aminmax(routing_map))
+        if low < 0 or high > 1:
+            raise op.error(argument, got=f"values from {low} to {high}", want="0 or 1")
+    return routing_map.to(torch.bool)
+
+
+def check_whole(op: Call, argument: str, count: int, parts: int, of: str) -> None:
+    """Raise unless `count`, the size of `argument`, is a multiple of `parts`, named `of`.
+
+    Raises:
+        OpError: it is not.
+    """
+    if count % parts if parts else count:
+        raise op.error(argument, got=f"{count} rows", want=f"a multiple of {of} = {parts}")
+
+
+def copy_rows(source: torch.Tensor, index: torch.Tensor, output: torch.Tensor) -> None:
+    """Write ``source[index]`` to `output`."""
+
+    def work(chunk: slice) -> None:
+        torch.index_select(source, 0, index[chunk], out=output[chunk])
+
+    run_parts(work, row_chunks(index.shape[0], source.shape[1]))
+
+
+def rows_of_tokens(token_of_row: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Return ``[n, tokens]``: the rows of each token, ascending, then -1."""
+    in_token_order, row = torch.sort(token_of_row, stable=True)
+    counts = torch.bincount(token_of_row, minlength=tokens)
+    most = int(counts.max()) if counts.numel() else 0
+    first = counts.cumsum(0) - counts
+    in_token_order = in_token_order.to(torch.int64)
+    rank = torch.arange(row.shape[0], device=row.device) - first[in_token_order]
+    rows = torch.full((most, tokens), -1, dtype=torch.int32, device=row.device)
+    rows.view(-1)[rank * tokens + in_token_order] = row.to(torch.int32)
+    return rows
+
+
+def sum_rows(
+    source: torch.Tensor,
+    rows: torch.Tensor,
+    weight_of_row: torch.Tensor | None,
+    output: torch.Tensor,
+) -> None:
+    """Write the sum of the rows of each token to `output`, in fp32 with one final rounding.
+
+    Args:
+        source: ``[R, H]``.
+        rows: ``[n, T]``, added from the first to the last; -1 is skipped.
+        weight_of_row: ``[R]``, multiplied before the addition; None for 1.
+        output: ``[T, H]``.
+    """
+    tokens, hidden = output.shape
+
+    def work(chunk: slice) -> None:
+        y = output[chunk]
+        total = y if y.dtype is torch.float32 else torch.empty_like(y, dtype=torch.float32)
+        total.zero_()
+        for of_chunk in rows[:, chunk]:
+            there = (of_chunk >= 0).nonzero().view(-1)
+            if there.numel() == 0:
+                continue
+            everywhere = there.numel() == of_chunk.numel()
+            row = of_chunk if everywhere else of_chunk.index_select(0, there)
+            part = source.index_select(0, row).to(torch.float32)
+            if weight_of_row is not None:
+                part.mul_(weight_of_row.index_select(0, row).to(torch.float32).unsqueeze(1))
+            if everywhere:
+                total.add_(part)
+            else:
+                total.index_add_(0, there, part)
+        if total is not y:
+            y.copy_(total)
+
+    run_parts(work, row_chunks(tokens, hidden))
