@@ -9,6 +9,7 @@ import sympy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from moe_graph import ops
 from moe_graph.config import Soc
@@ -371,6 +372,35 @@ def test_any_token_count_adds_no_guard(pad: bool) -> None:
     assert rows.grad is not None
     assert str(rows.grad.shape[0]) == str(rows.shape[0])
     assert symbols.env.guards == []
+
+
+def _layer(
+    x: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    rows, permuted_probs, indices = ops.moe_token_permute_with_routing_map(
+        x, routing_map, probs=probs, num_out_tokens=8, drop_and_pad=True
+    )
+    assert permuted_probs is not None
+    rows = rows * scale + permuted_probs.unsqueeze(1)
+    return ops.moe_token_unpermute_with_routing_map(
+        rows, indices, x.shape, probs=probs, routing_map=routing_map, drop_and_pad=True
+    )
+
+
+def test_one_graph_trains_any_token_count() -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(_layer, backend=counter, dynamic=True, fullgraph=True)
+    for tokens in (5, 3, 17):
+        x, probs = torch.randn(tokens, 6), torch.rand(tokens, 4)
+        routing_map = map_of(tokens, 4, 2, seed=tokens)
+        grads = []
+        for run in (_layer, compiled):
+            leaves = [t.clone().requires_grad_() for t in (x, probs, torch.full((6,), 0.5))]
+            run(leaves[0], leaves[1], routing_map, leaves[2]).square().sum().backward()
+            grads.append([leaf.grad for leaf in leaves])
+        for got, want in zip(*grads, strict=True):
+            torch.testing.assert_close(got, want)
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("pad", [False, True])

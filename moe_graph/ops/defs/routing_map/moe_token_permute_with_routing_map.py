@@ -87,7 +87,7 @@ def _compute(op: Call) -> Tensors:
     mask = mask_of(op, "routing_map")
     tokens = mask.shape[1]
     if op.drop_and_pad:
-        picks = _first_of_each_expert(mask, whole(op.num_out_tokens, mask.shape[0]))
+        picks = _first_of_each_expert(mask.contiguous(), whole(op.num_out_tokens, mask.shape[0]))
     else:
         picks = mask.reshape(-1).nonzero().view(-1)
     token_of_row = torch.remainder(picks, max(tokens, 1)).to(torch.int32)
@@ -131,7 +131,7 @@ def _first_of_each_expert(mask: torch.Tensor, capacity: int) -> torch.Tensor:
     tokens = mask.shape[1]
     ours = mask.cumsum(1, dtype=torch.int32)
     position = torch.arange(1, tokens + 1, dtype=torch.int32, device=mask.device)
-    place = torch.where(mask, ours, ours[:, -1:] + position - ours).sub_(1).reshape(-1)
+    place = torch.where(mask, ours, (position - ours).add_(ours[:, -1:])).sub_(1).view(-1)
     picks = (place < capacity).nonzero().view(-1)
     expert = torch.div(picks, max(tokens, 1), rounding_mode="floor")
     in_order = torch.empty_like(picks)

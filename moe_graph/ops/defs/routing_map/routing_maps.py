@@ -22,6 +22,9 @@ MAX_TOP_K = 512
 MAX_SORTED = (1 << 24) - 2
 """Indices are sorted as fp32 on the device; the pages want fewer than 16777215."""
 
+_LARGER_PARTS = 16
+"""How much larger than a cache the parts of a plain copy are, as each part costs a call."""
+
 
 def whole(total: int, parts: Dim) -> Dim:
     """Return ``total // parts``, 0 for no parts, unknown when `parts` is."""
@@ -68,7 +71,7 @@ def copy_rows(source: torch.Tensor, index: torch.Tensor, output: torch.Tensor) -
     def work(chunk: slice) -> None:
         torch.index_select(source, 0, index[chunk], out=output[chunk])
 
-    run_parts(work, row_chunks(index.shape[0], source.shape[1]))
+    run_parts(work, row_chunks(index.shape[0], source.shape[1] // _LARGER_PARTS))
 
 
 def rows_of_tokens(token_of_row: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -99,21 +102,19 @@ def sum_rows(
         output: ``[T, H]``.
     """
     tokens, hidden = output.shape
+    none_missing = bool((rows >= 0).all())
 
     def work(chunk: slice) -> None:
         y = output[chunk]
         total = y if y.dtype is torch.float32 else torch.empty_like(y, dtype=torch.float32)
         total.zero_()
         for of_chunk in rows[:, chunk]:
-            there = (of_chunk >= 0).nonzero().view(-1)
-            if there.numel() == 0:
-                continue
-            everywhere = there.numel() == of_chunk.numel()
-            row = of_chunk if everywhere else of_chunk.index_select(0, there)
+            there = None if none_missing else (of_chunk >= 0).nonzero().view(-1)
+            row = of_chunk if there is None else of_chunk.index_select(0, there)
             part = source.index_select(0, row).to(torch.float32)
             if weight_of_row is not None:
                 part.mul_(weight_of_row.index_select(0, row).to(torch.float32).unsqueeze(1))
-            if everywhere:
+            if there is None:
                 total.add_(part)
             else:
                 total.index_add_(0, there, part)
