@@ -39,12 +39,12 @@ def minimum(a: Dim, b: Dim) -> Dim:
     return torch.sym_min(a, b)
 
 
-def floordiv(a: Dim, b: int) -> Dim:
-    """Return ``a // b``, unknown when `a` is."""
-    if is_unknown(a):
+def floordiv(a: Dim, b: Dim) -> Dim:
+    """Return ``a // b``, unknown when either is."""
+    if is_unknown(a) or is_unknown(b):
         return UNKNOWN
-    if _is_sympy(a):
-        return _sympy().floor(a / b)
+    if _is_sympy(a) or _is_sympy(b):
+        return _sympy().floor(_expr(a) / _expr(b))
     return a // b
 
 
