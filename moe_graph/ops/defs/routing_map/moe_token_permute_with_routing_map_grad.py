@@ -26,9 +26,10 @@ from moe_graph.ops.defs.routing_map.routing_maps import (
     mask_of,
     rows_of_tokens,
     sum_rows,
+    whole,
 )
 from moe_graph.ops.defs.support.checks import check_range
-from moe_graph.ops.dims import Dim, floordiv
+from moe_graph.ops.dims import Dim
 from moe_graph.ops.limit import attribute, dim
 from moe_graph.ops.opdef import (
     Attr,
@@ -50,14 +51,9 @@ def _shapes(op: Call) -> Specs:
     tokens_grad = TensorSpec((op.tokens_num, hidden), op.permuted_token_output_grad.dtype)
     if op.permuted_probs_output_grad_optional is None:
         return [tokens_grad, None]
-    second = _top_k_of(rows, op.tokens_num) if op.upstream else op.num_experts
+    second = whole(rows, op.tokens_num) if op.upstream else op.num_experts
     probs_dtype = op.permuted_probs_output_grad_optional.dtype
     return [tokens_grad, TensorSpec((op.tokens_num, second), probs_dtype)]
-
-
-def _top_k_of(rows: Dim, tokens: int) -> Dim:
-    """Return ``rows // tokens`` for constant `tokens`, 0 for none."""
-    return floordiv(rows, tokens) if tokens else 0
 
 
 def _tiling(op: Call) -> None:
@@ -160,7 +156,7 @@ def _naive(op: Call) -> Tensors:
 def _top_k(op: Any) -> Dim | None:
     if op.padded_mode:
         return None
-    return _top_k_of(dim("permuted_token_output_grad", 0)(op), op.tokens_num)
+    return whole(dim("permuted_token_output_grad", 0)(op), op.tokens_num)
 
 
 _PAGE = "moe_token_permute_with_routing_map_grad/docs/aclnnMoeTokenPermuteWithRoutingMapGrad.md"

@@ -208,8 +208,7 @@ def _top_k(op: Any) -> Dim | None:
     if op.drop_and_pad:
         return None
     tokens = op.restore_shape[0] if op.probs is None else dim("probs", 0)(op)
-    rows = dim("permuted_tokens", 0)(op)
-    return whole(rows, tokens) if isinstance(rows, int) and rows >= 0 else None
+    return whole(dim("permuted_tokens", 0)(op), tokens)
 
 
 _PAGE = "moe_token_unpermute_with_routing_map/docs/aclnnMoeTokenUnpermuteWithRoutingMap.md"

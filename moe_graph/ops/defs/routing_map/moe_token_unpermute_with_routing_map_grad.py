@@ -79,18 +79,13 @@ def _tiling(op: Call) -> None:
 
 def _check_counts(op: Call, slots: Dim, tokens: Dim, experts: Dim) -> None:
     if op.drop_and_pad:
-        capacity = _quotient(slots, experts)
-        if capacity is not None and known_less(tokens, capacity):
+        capacity = whole(slots, experts)
+        if known_less(tokens, capacity):
             raise op.error("out_index", got=f"capacity {capacity}", want=f"<= {tokens} tokens")
     else:
-        top_k = _quotient(slots, tokens)
-        if top_k is not None and known_less(experts, top_k):
+        top_k = whole(slots, tokens)
+        if known_less(experts, top_k):
             raise op.error("out_index", got=f"topK {top_k}", want=f"<= {experts} experts")
-
-
-def _quotient(total: Dim, parts: Dim) -> Dim | None:
-    known = isinstance(total, int) and isinstance(parts, int) and min(total, parts) >= 0
-    return whole(total, parts) if known else None
 
 
 def _token_of_row(op: Call) -> torch.Tensor:
@@ -213,7 +208,7 @@ def _naive(op: Call) -> Tensors:
 def _top_k(op: Any) -> Dim | None:
     if op.drop_and_pad or op.probs is None:
         return None
-    return _quotient(dim("out_index", 0)(op), dim("unpermuted_tokens_grad", 0)(op))
+    return whole(dim("out_index", 0)(op), dim("unpermuted_tokens_grad", 0)(op))
 
 
 _PAGE = "moe_token_unpermute_with_routing_map_grad/docs/aclnnMoeTokenUnpermuteWithRoutingMapGrad.md"

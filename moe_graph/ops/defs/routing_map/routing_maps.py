@@ -15,7 +15,7 @@ import torch
 
 from moe_graph.ops.defs.support.chunks import row_chunks
 from moe_graph.ops.defs.support.workers import run_parts
-from moe_graph.ops.dims import UNKNOWN, Dim, is_unknown
+from moe_graph.ops.dims import Dim, floordiv
 from moe_graph.ops.opdef import Call
 
 MAX_TOP_K = 512
@@ -26,17 +26,9 @@ _LARGER_PARTS = 16
 """How much larger than a cache the parts of a plain copy are, as each part costs a call."""
 
 
-def whole(total: int, parts: Dim) -> Dim:
-    """Return ``total // parts``, 0 for no parts, unknown when `parts` is."""
-    if is_unknown(parts):
-        return UNKNOWN
-    if isinstance(parts, int):
-        return total // parts if parts else 0
-    if isinstance(parts, torch.SymInt):
-        return total // parts
-    import sympy  # type: ignore[import-untyped]
-
-    return sympy.floor(sympy.sympify(total) / parts)
+def whole(total: Dim, parts: Dim) -> Dim:
+    """Return ``total // parts``, 0 for no parts."""
+    return 0 if isinstance(parts, int) and parts == 0 else floordiv(total, parts)
 
 
 def mask_of(op: Call, argument: str) -> torch.Tensor:
@@ -108,7 +100,10 @@ def sum_rows(
         y = output[chunk]
         total = y if y.dtype is torch.float32 else torch.empty_like(y, dtype=torch.float32)
         total.zero_()
-        for of_chunk in rows[:, chunk]:
+        of_tokens = rows[:, chunk]
+        if not none_missing:
+            of_tokens = of_tokens[(of_tokens >= 0).any(1)]
+        for of_chunk in of_tokens:
             there = None if none_missing else (of_chunk >= 0).nonzero().view(-1)
             row = of_chunk if there is None else of_chunk.index_select(0, there)
             part = source.index_select(0, row).to(torch.float32)
