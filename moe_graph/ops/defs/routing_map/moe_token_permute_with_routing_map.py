@@ -23,8 +23,10 @@ import torch
 
 from moe_graph.ops.defs.routing_map.moe_token_permute_with_routing_map_autograd import AUTOGRAD
 from moe_graph.ops.defs.routing_map.routing_maps import (
+    MAPS,
     MAX_SORTED,
     MAX_TOP_K,
+    copies_of,
     copy_rows,
     mask_of,
     rows_of_tokens,
@@ -141,18 +143,18 @@ def _first_of_each_expert(mask: torch.Tensor, capacity: int) -> torch.Tensor:
 
 def _naive(op: Call) -> Tensors:
     rows = _rows(op)
-    mask = mask_of(op, "routing_map").tolist()
-    experts, tokens = op.routing_map.shape
+    mask = mask_of(op, "routing_map")
+    experts, tokens = mask.shape
     copies = []  # (token, expert) of each row
     if op.drop_and_pad:
         capacity = whole(op.num_out_tokens, experts)
         for e in range(experts):
-            own = [t for t in range(tokens) if mask[e][t]]
-            others = [t for t in range(tokens) if not mask[e][t]]
+            own = [t for t in range(tokens) if bool(mask[e, t])]
+            others = [t for t in range(tokens) if not bool(mask[e, t])]
             copies += [(t, e) for t in (own + others)[:capacity]]
         sorted_indices = [t for t, _ in copies]
     else:
-        copies = [(t, e) for e in range(experts) for t in range(tokens) if mask[e][t]]
+        copies = copies_of(mask.t())
         top_k = int(whole(op.num_out_tokens, tokens))
         sorted_indices = []
         for token in range(tokens):
@@ -189,7 +191,7 @@ OPDEF = register(
         ge_type="MoeTokenPermuteWithRoutingMap",
         inputs=(
             Input("tokens", _ROWS),
-            Input("routing_map", (torch.bool, torch.int8) * 4),
+            Input("routing_map", MAPS),
             Input("probs", _PROBS, "optional"),
         ),
         outputs=(

@@ -23,6 +23,7 @@ import torch
 from moe_graph.ops.defs.routing_map.routing_maps import (
     MAX_TOP_K,
     check_whole,
+    copies_of,
     mask_of,
     rows_of_tokens,
     sum_rows,
@@ -145,8 +146,7 @@ def _naive(op: Call) -> Tensors:
         for row, token in enumerate(indices):
             probs_grad[token, row // capacity] = of_rows[row]
     else:
-        mask = mask_of(op, "routing_map_optional").tolist()
-        copies = [(t, e) for e in range(experts) for t in range(tokens) if mask[t][e]]
+        copies = copies_of(mask_of(op, "routing_map_optional"))
         _check_rows(op, len(copies))
         for row, (t, e) in enumerate(copies):
             probs_grad[t, e] = of_rows[row]

@@ -22,8 +22,12 @@ from typing import Any
 import torch
 
 from moe_graph.ops.defs.routing_map.routing_maps import (
+    MAPS,
     MAX_TOP_K,
+    UNPERMUTE_PROBS,
+    UNPERMUTE_ROWS,
     check_whole,
+    copies_of,
     mask_of,
     rows_of_tokens,
     sum_rows,
@@ -154,9 +158,7 @@ def _naive(op: Call) -> Tensors:
         if op.drop_and_pad:
             copies = [(t, r // (slots // op.probs.shape[1])) for r, t in enumerate(indices)]
         else:
-            mask = mask_of(op, "routing_map").tolist()
-            experts = range(op.probs.shape[1])
-            copies = [(t, e) for e in experts for t in range(tokens) if mask[t][e]]
+            copies = copies_of(mask_of(op, "routing_map"))
             _check_copies(op, len(copies))
         for row, (t, e) in enumerate(copies):
             probs[row] = op.probs[t, e]
@@ -212,17 +214,15 @@ def _top_k(op: Any) -> Dim | None:
 
 
 _PAGE = "moe_token_unpermute_with_routing_map/docs/aclnnMoeTokenUnpermuteWithRoutingMap.md"
-_ROWS = (torch.bfloat16,) * 4 + (torch.float16,) * 2 + (torch.float32,) * 2
-_PROBS = (torch.bfloat16,) * 2 + (torch.float32,) * 2 + (torch.float16,) * 2 + (torch.float32,) * 2
 
 OPDEF = register(
     OpDef(
         ge_type="MoeTokenUnpermuteWithRoutingMap",
         inputs=(
-            Input("permuted_tokens", _ROWS),
+            Input("permuted_tokens", UNPERMUTE_ROWS),
             Input("sorted_indices", (torch.int32,)),
-            Input("routing_map", (torch.bool, torch.int8) * 4, "optional"),
-            Input("probs", _PROBS, "optional"),
+            Input("routing_map", MAPS, "optional"),
+            Input("probs", UNPERMUTE_PROBS, "optional"),
         ),
         outputs=(
             Output("unpermuted_tokens"),

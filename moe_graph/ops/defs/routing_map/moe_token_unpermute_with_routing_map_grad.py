@@ -21,8 +21,12 @@ from typing import Any
 import torch
 
 from moe_graph.ops.defs.routing_map.routing_maps import (
+    MAPS,
     MAX_TOP_K,
+    UNPERMUTE_PROBS,
+    UNPERMUTE_ROWS,
     check_whole,
+    copies_of,
     mask_of,
     whole,
 )
@@ -190,13 +194,11 @@ def _naive(op: Call) -> Tensors:
                 output[row] = grad[token]
         return [output, None]
     probs_grad = torch.zeros_like(op.probs)
-    tokens, experts = op.probs.shape
     if op.drop_and_pad:
-        capacity = rows // experts
+        capacity = rows // op.probs.shape[1]
         copies = [(t, row // capacity) for row, t in enumerate(token_of_row.tolist())]
     else:
-        mask = mask_of(op, "routing_map").tolist()
-        copies = [(t, e) for e in range(experts) for t in range(tokens) if mask[t][e]]
+        copies = copies_of(mask_of(op, "routing_map"))
         _check_copies(op, token_of_row, len(copies))
     for row, (t, e) in enumerate(copies):
         of_token = grad[token_of_row[row]].to(torch.float32)
@@ -212,19 +214,17 @@ def _top_k(op: Any) -> Dim | None:
 
 
 _PAGE = "moe_token_unpermute_with_routing_map_grad/docs/aclnnMoeTokenUnpermuteWithRoutingMapGrad.md"
-_ROWS = (torch.bfloat16,) * 4 + (torch.float16,) * 2 + (torch.float32,) * 2
-_PROBS = (torch.bfloat16,) * 2 + (torch.float32,) * 2 + (torch.float16,) * 2 + (torch.float32,) * 2
 
 OPDEF = register(
     OpDef(
         ge_type="MoeTokenUnpermuteWithRoutingMapGrad",
         inputs=(
-            Input("unpermuted_tokens_grad", _ROWS),
+            Input("unpermuted_tokens_grad", UNPERMUTE_ROWS),
             Input("out_index", (torch.int32,)),
             Input("permute_token_id", (torch.int32,)),
-            Input("routing_map", (torch.bool, torch.int8) * 4, "optional"),
-            Input("permuted_tokens", _ROWS, "optional"),
-            Input("probs", _PROBS, "optional"),
+            Input("routing_map", MAPS, "optional"),
+            Input("permuted_tokens", UNPERMUTE_ROWS, "optional"),
+            Input("probs", UNPERMUTE_PROBS, "optional"),
         ),
         outputs=(Output("permuted_tokens_grad"), Output("probs_grad", required=False)),
         attrs=(Attr("drop_and_pad", "Bool", False), Attr("restore_shape", "ListInt", ())),

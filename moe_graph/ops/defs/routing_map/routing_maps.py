@@ -18,6 +18,13 @@ from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.dims import Dim, floordiv
 from moe_graph.ops.opdef import Call
 
+UNPERMUTE_ROWS = (torch.bfloat16,) * 4 + (torch.float16,) * 2 + (torch.float32,) * 2
+UNPERMUTE_PROBS = (
+    (torch.bfloat16,) * 2 + (torch.float32,) * 2 + (torch.float16,) * 2 + (torch.float32,) * 2
+)
+MAPS = (torch.bool, torch.int8) * 4
+"""Columns of rows, probs and maps that ops of the family have in common."""
+
 MAX_TOP_K = 512
 MAX_SORTED = (1 << 24) - 2
 """Indices are sorted as fp32 on the device; the pages want fewer than 16777215."""
@@ -45,6 +52,13 @@ def mask_of(op: Call, argument: str) -> torch.Tensor:
         if low < 0 or high > 1:
             raise op.error(argument, got=f"values from {low} to {high}", want="0 or 1")
     return routing_map.to(torch.bool)
+
+
+def copies_of(mask: torch.Tensor) -> list[tuple[int, int]]:
+    """Return the copies (token, expert) of a map ``[T, E]`` in expert order, by the definition."""
+    tokens, experts = mask.shape
+    listed = mask.tolist()
+    return [(t, e) for e in range(experts) for t in range(tokens) if listed[t][e]]
 
 
 def check_whole(op: Call, argument: str, count: int, parts: int, of: str) -> None:
