@@ -2,13 +2,13 @@
 
 There the aclnn functions call other ops with other arguments:
 
-| op                    | serving op               | arguments                                        |
-|-----------------------|--------------------------|--------------------------------------------------|
-| MoeTokenPermute       | MoeInitRoutingV2         | ``active_num`` = rows kept, 0 for all            |
-| ... of int8 tokens    | MoeInitRoutingV3         | ``expert_num`` 10240, counts, no quantisation    |
-| MoeTokenPermuteGrad   | MoeInitRoutingV2Grad     | ``top_k`` = ``num_topk``                         |
-| MoeTokenUnpermute     | MoeFinalizeRoutingV2     | ``drop_pad_mode`` 2, ``scales`` = ``probs``      |
-| MoeTokenUnpermuteGrad | MoeFinalizeRoutingV2Grad | ``scales`` = ``probs``                           |
+| op                    | serving op               | arguments                                     |
+|-----------------------|--------------------------|-----------------------------------------------|
+| MoeTokenPermute       | MoeInitRoutingV2         | ``active_num`` = rows kept, 0 for all         |
+| ... of int8 tokens    | MoeInitRoutingV3         | ``expert_num`` 10240, counts, no quantisation |
+| MoeTokenPermuteGrad   | MoeInitRoutingV2Grad     | ``top_k`` = ``num_topk``                      |
+| MoeTokenUnpermute     | MoeFinalizeRoutingV2     | ``drop_pad_mode`` 2, ``scales`` = ``probs``   |
+| MoeTokenUnpermuteGrad | MoeFinalizeRoutingV2Grad | ``scales`` = ``probs``                        |
 
 :func:`served_by` gives one row of this table as data. The eager kernels execute it with
 :func:`compute`; a GE converter makes the serving node out of it:
