@@ -336,6 +336,34 @@ def test_top_k_is_limited(op: str) -> None:
         opdef.infer(inputs, opdef.bind_attrs({}), Soc.A2)
 
 
+@pytest.mark.parametrize(
+    ("experts", "hidden", "pad", "argument"),
+    [
+        (38688, 8, False, ""),
+        (38720, 8, False, "probs"),
+        (8, 4149930, True, ""),
+        (8, 4149931, True, "unpermuted_tokens_grad"),
+    ],
+)
+def test_what_the_gradient_keeps_in_the_buffer(
+    experts: int, hidden: int, pad: bool, argument: str
+) -> None:
+    opdef = find(GRAD)
+    assert opdef is not None
+    grad, index = ops.TensorSpec((2, hidden), torch.float32), ops.TensorSpec((8,), torch.int32)
+    probs = ops.TensorSpec((2, experts), torch.float32)
+    routing_map = ops.TensorSpec((2, experts), torch.int8)
+    rows = ops.TensorSpec((8, hidden), torch.float32)
+    inputs = [grad, index, index, routing_map, rows, probs]
+    attrs = opdef.bind_attrs({"drop_and_pad": pad})
+    opdef.infer(inputs, attrs, Soc.ASCEND950)
+    if argument:
+        with pytest.raises(OpError, match=f"{argument}: .* on A2"):
+            opdef.infer(inputs, attrs, Soc.A2)
+    else:
+        opdef.infer(inputs, attrs, Soc.A2)
+
+
 def test_shapes_in_symbols_and_unknown() -> None:
     t, h, n = sympy.symbols("t h n", integer=True, positive=True)
     inputs: list[Any] = [([n, h], "bf16"), ([n], "int32"), None, ([t, 4], "float")]

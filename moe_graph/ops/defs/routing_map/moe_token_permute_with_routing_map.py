@@ -29,6 +29,8 @@ from moe_graph.ops.defs.routing_map.routing_maps import (
     copies_of,
     copy_rows,
     mask_of,
+    places_of_copies,
+    places_of_rows,
     rows_of_tokens,
     whole,
 )
@@ -87,21 +89,23 @@ def _rows(op: Call) -> int:
 def _compute(op: Call) -> Tensors:
     rows = _rows(op)
     mask = mask_of(op, "routing_map")
-    tokens = mask.shape[1]
+    experts, tokens = mask.shape
     if op.drop_and_pad:
-        picks = _first_of_each_expert(mask.contiguous(), whole(op.num_out_tokens, mask.shape[0]))
+        sorted_indices = token_of_row = _first_of_each_expert(mask, rows // max(experts, 1))
+        places = places_of_rows(token_of_row, experts)
     else:
-        picks = mask.reshape(-1).nonzero().view(-1)
-    token_of_row = torch.remainder(picks, max(tokens, 1)).to(torch.int32)
-    filled = picks.shape[0]
-    sorted_indices = token_of_row if op.drop_and_pad else _slots(op, token_of_row, tokens)
-    permuted = op.new_output((rows, op.tokens.shape[1]), op.tokens.dtype, op.tokens.device)
-    copy_rows(op.tokens, token_of_row, permuted[:filled])
-    poison_(permuted[filled:])
+        places = places_of_copies(mask)
+        token_of_row = torch.div(places, max(experts, 1), rounding_mode="floor").to(torch.int32)
+        sorted_indices = _slots(op, token_of_row, tokens)
+    filled = places.shape[0]
     probs_dtype = (op.tokens if op.probs is None else op.probs).dtype
     probs = poisoned((rows,), probs_dtype, op.tokens.device)
     if op.probs is not None:
-        probs[:filled] = op.probs.reshape(-1).index_select(0, picks)
+        probs[:filled] = op.probs.t().reshape(-1).index_select(0, places)
+    del places
+    permuted = op.new_output((rows, op.tokens.shape[1]), op.tokens.dtype, op.tokens.device)
+    copy_rows(op.tokens, token_of_row, permuted[:filled])
+    poison_(permuted[filled:])
     return [permuted, probs, sorted_indices]
 
 
@@ -129,16 +133,23 @@ def _check_copies(op: Call, most: int, top_k: int) -> None:
 
 
 def _first_of_each_expert(mask: torch.Tensor, capacity: int) -> torch.Tensor:
-    """Return ``e * T + t`` of each expert's tokens, its own first, each kind ascending."""
-    tokens = mask.shape[1]
-    ours = mask.cumsum(1, dtype=torch.int32)
-    position = torch.arange(1, tokens + 1, dtype=torch.int32, device=mask.device)
-    place = torch.where(mask, ours, (position - ours).add_(ours[:, -1:])).sub_(1).view(-1)
-    picks = (place < capacity).nonzero().view(-1)
-    expert = torch.div(picks, max(tokens, 1), rounding_mode="floor")
-    in_order = torch.empty_like(picks)
-    in_order[expert * capacity + place[picks]] = picks
-    return in_order
+    """Return ``[E * capacity]``: each expert's tokens, its own first, each kind ascending."""
+    experts, tokens = mask.shape
+    place = _places(mask.contiguous())
+    kept = (place < capacity).view(-1).nonzero().view(-1)
+    place += capacity * torch.arange(experts, dtype=torch.int32, device=mask.device).unsqueeze(1)
+    row = place.view(-1).index_select(0, kept)
+    del place
+    token_of_row = torch.empty(experts * capacity, dtype=torch.int32, device=mask.device)
+    token_of_row[row] = torch.remainder(kept, max(tokens, 1)).to(torch.int32)
+    return token_of_row
+
+
+def _places(mask: torch.Tensor) -> torch.Tensor:
+    """Return where a stable sort of each row, true before false, puts its elements."""
+    own = mask.cumsum(1, dtype=torch.int32)
+    others = torch.arange(1, mask.shape[1] + 1, dtype=torch.int32, device=mask.device) - own
+    return torch.where(mask, own, others.add_(own[:, -1:])).sub_(1)
 
 
 def _naive(op: Call) -> Tensors:

@@ -25,7 +25,10 @@ from moe_graph.ops.defs.routing_map.routing_maps import (
     check_whole,
     copies_of,
     mask_of,
+    places_of_copies,
+    places_of_rows,
     rows_of_tokens,
+    spread,
     sum_rows,
     whole,
 )
@@ -104,16 +107,13 @@ def _compute(op: Call) -> Tensors:
 
 
 def _probs_grad(op: Call) -> torch.Tensor:
-    grad = op.permuted_probs_output_grad_optional
-    by_expert: torch.Tensor = grad.new_zeros((op.num_experts, op.tokens_num))
     if op.padded_mode:
-        token_of_row = op.sorted_indices.view(op.num_experts, -1).to(torch.int64)
-        by_expert.scatter_(1, token_of_row, grad.view(op.num_experts, -1))
+        places = places_of_rows(op.sorted_indices, op.num_experts)
     else:
-        picks = mask_of(op, "routing_map_optional").t().reshape(-1).nonzero().view(-1)
-        _check_rows(op, picks.shape[0])
-        by_expert.view(-1)[picks] = grad[: picks.shape[0]]
-    return by_expert.t().contiguous()
+        places = places_of_copies(mask_of(op, "routing_map_optional").t())
+        _check_rows(op, places.shape[0])
+    shape = (op.tokens_num, op.num_experts)
+    return spread(op.permuted_probs_output_grad_optional, places, shape)
 
 
 def _check_rows(op: Call, copies: int) -> None:

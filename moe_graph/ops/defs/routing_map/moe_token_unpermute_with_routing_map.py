@@ -29,6 +29,8 @@ from moe_graph.ops.defs.routing_map.routing_maps import (
     check_whole,
     copies_of,
     mask_of,
+    places_of_copies,
+    places_of_rows,
     rows_of_tokens,
     sum_rows,
     whole,
@@ -135,16 +137,13 @@ def _compute(op: Call) -> Tensors:
 
 def _permute_probs(op: Call) -> torch.Tensor:
     """Return the probs of the rows: NaN for a row of no copy."""
-    slots = op.sorted_indices.shape[0]
     if op.drop_and_pad:
-        token_of_row = op.sorted_indices.view(op.probs.shape[1], -1).to(torch.int64)
-        chosen: torch.Tensor = op.probs.t().gather(1, token_of_row).view(-1)
-        return chosen
-    mask = mask_of(op, "routing_map").t()
-    chosen = op.probs.t().masked_select(mask)
-    _check_copies(op, chosen.shape[0])
-    probs = poisoned((slots,), op.probs.dtype, op.probs.device)
-    probs[: chosen.shape[0]] = chosen
+        places = places_of_rows(op.sorted_indices, op.probs.shape[1])
+    else:
+        places = places_of_copies(mask_of(op, "routing_map").t())
+        _check_copies(op, places.shape[0])
+    probs = poisoned(op.sorted_indices.shape, op.probs.dtype, op.probs.device)
+    probs[: places.shape[0]] = op.probs.reshape(-1).index_select(0, places)
     return probs
 
 

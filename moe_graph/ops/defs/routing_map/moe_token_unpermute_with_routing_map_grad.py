@@ -16,31 +16,31 @@ stay unwritten.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from moe_graph.ops.defs.routing_map.routing_maps import (
     MAPS,
-    MAX_TOP_K,
     UNPERMUTE_PROBS,
     UNPERMUTE_ROWS,
     check_whole,
     copies_of,
+    copy_rows,
     mask_of,
+    places_of_copies,
+    places_of_rows,
+    spread,
     whole,
 )
+from moe_graph.ops.defs.routing_map.unpermute_grad_limits import LIMITS
 from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.support.chunks import row_chunks
 from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.dims import Dim, known_less
-from moe_graph.ops.limit import dim
 from moe_graph.ops.opdef import (
     Attr,
     Call,
     Form,
     Input,
-    Limit,
     OpDef,
     Output,
     Specs,
@@ -110,10 +110,11 @@ def _token_of_row(op: Call) -> torch.Tensor:
         check_whole(op, "out_index", slots, tokens, "T")
         token = torch.arange(slots, dtype=torch.int32, device=op.out_index.device)
         token = torch.div(token, max(whole(slots, tokens), 1), rounding_mode="floor")
-    used = op.out_index >= 0
-    token_of_row = torch.full_like(op.out_index, -1)
-    token_of_row[op.out_index[used].to(torch.int64)] = token[used]
-    distinct, wanted = int((token_of_row >= 0).sum()), int(used.sum())
+    token_of_row = torch.full((slots + 1,), -1, dtype=torch.int32, device=token.device)
+    # Unused slots write to a row beyond the last.
+    token_of_row[torch.where(op.out_index < 0, slots, op.out_index)] = token
+    token_of_row = token_of_row[:slots]
+    distinct, wanted = int((token_of_row >= 0).sum()), int((op.out_index >= 0).sum())
     if distinct != wanted:
         raise op.error(
             "out_index",
@@ -136,51 +137,50 @@ def _check_copies(op: Call, token_of_row: torch.Tensor, copies: int) -> None:
         )
 
 
-def _picks(op: Call, token_of_row: torch.Tensor) -> torch.Tensor:
-    """Return ``e * T + t`` of each row of a copy."""
-    tokens = op.probs.shape[0]
-    if not op.drop_and_pad:
-        picks = mask_of(op, "routing_map").t().reshape(-1).nonzero().view(-1)
-        _check_copies(op, token_of_row, picks.shape[0])
-        return picks
-    rows = torch.arange(token_of_row.shape[0], device=token_of_row.device)
-    capacity = max(whole(token_of_row.shape[0], op.probs.shape[1]), 1)
-    expert = torch.div(rows, capacity, rounding_mode="floor")
-    return expert * tokens + token_of_row
-
-
 def _compute(op: Call) -> Tensors:
     token_of_row = _token_of_row(op)
     grad = op.unpermuted_tokens_grad
     rows, hidden = token_of_row.shape[0], grad.shape[1]
     output = op.new_output((rows, hidden), grad.dtype, grad.device)
     filled = token_of_row >= 0
-    token = token_of_row.clamp(min=0)
-    weight = dot = picks = None
+    probs_grad = None
     if op.probs is not None:
-        picks = _picks(op, token_of_row)
-        weight = torch.zeros(rows, dtype=torch.float32, device=grad.device)
-        weight[: picks.shape[0]] = op.probs.t().reshape(-1)[picks].to(torch.float32)
-        dot = torch.empty_like(weight)
-
-    def work(chunk: slice) -> None:
-        of_token = grad.index_select(0, token[chunk])
-        if weight is None or dot is None:
-            output[chunk] = of_token
-            return
-        of_token = of_token.to(torch.float32)
-        torch.sum(of_token * op.permuted_tokens[chunk], 1, out=dot[chunk])
-        torch.mul(of_token, weight[chunk].unsqueeze(1), out=output[chunk])
-
-    run_parts(work, row_chunks(rows if grad.shape[0] else 0, hidden))
+        places = _places(op, token_of_row)
+        dot = _weighted(op, token_of_row, places, output)
+        probs_grad = spread(dot.to(op.probs.dtype), places, op.probs.shape)
+    elif grad.shape[0]:
+        copy_rows(grad, token_of_row.clamp(min=0), output)
     if not bool(filled.all()):
         output.masked_fill_(~filled.unsqueeze(1), torch.nan)
-    if dot is None or picks is None:
-        return [output, None]
-    tokens, experts = op.probs.shape
-    by_expert = op.probs.new_zeros((experts, tokens))
-    by_expert.view(-1)[picks] = dot[: picks.shape[0]].to(op.probs.dtype)
-    return [output, by_expert.t().contiguous()]
+    return [output, probs_grad]
+
+
+def _places(op: Call, token_of_row: torch.Tensor) -> torch.Tensor:
+    """Return ``t * E + e`` of the rows of copies."""
+    if op.drop_and_pad:
+        return places_of_rows(token_of_row, op.probs.shape[1])
+    places = places_of_copies(mask_of(op, "routing_map").t())
+    _check_copies(op, token_of_row, places.shape[0])
+    return places
+
+
+def _weighted(
+    op: Call, token_of_row: torch.Tensor, places: torch.Tensor, output: torch.Tensor
+) -> torch.Tensor:
+    """Write the gradient of the rows to `output` and return the dot products, ``[N]`` fp32."""
+    grad, probs = op.unpermuted_tokens_grad, op.probs.reshape(-1)
+    rows, hidden = output.shape
+    weight = probs.new_zeros(rows)
+    weight[: places.shape[0]] = probs.index_select(0, places)
+    dot = torch.empty(rows, dtype=torch.float32, device=grad.device)
+
+    def work(chunk: slice) -> None:
+        of_token = grad.index_select(0, token_of_row[chunk].clamp(min=0)).to(torch.float32)
+        torch.sum(of_token * op.permuted_tokens[chunk], 1, out=dot[chunk])
+        output[chunk] = of_token.mul_(weight[chunk].to(torch.float32).unsqueeze(1))
+
+    run_parts(work, row_chunks(rows if grad.shape[0] else 0, hidden))
+    return dot
 
 
 def _naive(op: Call) -> Tensors:
@@ -207,14 +207,6 @@ def _naive(op: Call) -> Tensors:
     return [output, probs_grad]
 
 
-def _top_k(op: Any) -> Dim | None:
-    if op.drop_and_pad or op.probs is None:
-        return None
-    return whole(dim("out_index", 0)(op), dim("unpermuted_tokens_grad", 0)(op))
-
-
-_PAGE = "moe_token_unpermute_with_routing_map_grad/docs/aclnnMoeTokenUnpermuteWithRoutingMapGrad.md"
-
 OPDEF = register(
     OpDef(
         ge_type="MoeTokenUnpermuteWithRoutingMapGrad",
@@ -232,7 +224,7 @@ OPDEF = register(
         tiling_rule=_tiling,
         compute=_compute,
         naive=_naive,
-        limits=(Limit("out_index", "topK (N // T)", _top_k, source=_PAGE, high=MAX_TOP_K),),
+        limits=LIMITS,
         checked_outputs=("permuted_tokens_grad", "probs_grad"),
         no_gradient="it is a gradient itself",
         forms=(

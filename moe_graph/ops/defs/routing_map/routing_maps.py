@@ -11,6 +11,8 @@ the j-th copy of token t, -1 where a token has fewer. With drop and pad every ex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from moe_graph.ops.defs.support.chunks import row_chunks
@@ -80,17 +82,47 @@ def copy_rows(source: torch.Tensor, index: torch.Tensor, output: torch.Tensor) -
     run_parts(work, row_chunks(index.shape[0], source.shape[1] // _LARGER_PARTS))
 
 
+def places_of_copies(mask: torch.Tensor) -> torch.Tensor:
+    """Return ``t * E + e`` of the copies of a map ``[E, T]``, in expert order."""
+    experts, tokens = mask.shape
+    expert = mask.reshape(-1).nonzero().view(-1)
+    token = torch.remainder(expert, max(tokens, 1))
+    expert.div_(max(tokens, 1), rounding_mode="floor")
+    return token.mul_(experts).add_(expert)
+
+
+def places_of_rows(token_of_row: torch.Tensor, experts: int) -> torch.Tensor:
+    """Return ``t * E + e`` of the rows with drop and pad."""
+    token = token_of_row.view(max(experts, 1), -1).to(torch.int64)
+    expert = torch.arange(token.shape[0], device=token.device).unsqueeze(1)
+    return token.mul_(experts).add_(expert).view(-1)
+
+
+def spread(of_rows: torch.Tensor, places: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return ``[T, E]`` with each of `of_rows` at its place, else 0."""
+    result = of_rows.new_zeros(list(shape))
+    result.view(-1)[places] = of_rows[: places.shape[0]]
+    return result
+
+
 def rows_of_tokens(token_of_row: torch.Tensor, tokens: int) -> torch.Tensor:
     """Return ``[n, tokens]``: the rows of each token, ascending, then -1."""
-    in_token_order, row = torch.sort(token_of_row, stable=True)
     counts = torch.bincount(token_of_row, minlength=tokens)
     most = int(counts.max()) if counts.numel() else 0
-    first = counts.cumsum(0) - counts
-    in_token_order = in_token_order.to(torch.int64)
-    rank = torch.arange(row.shape[0], device=row.device) - first[in_token_order]
+    token, row = _by_token(token_of_row)
+    if most * tokens == row.shape[0]:
+        return row.view(tokens, most).t().contiguous()
+    first = (counts.cumsum(0) - counts).to(torch.int32)
+    rank = torch.arange(row.shape[0], dtype=torch.int32, device=row.device)
+    rank -= first.index_select(0, token)
     rows = torch.full((most, tokens), -1, dtype=torch.int32, device=row.device)
-    rows.view(-1)[rank * tokens + in_token_order] = row.to(torch.int32)
+    rows[rank, token] = row
     return rows
+
+
+def _by_token(token_of_row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    token, row = torch.sort(token_of_row, stable=True)
+    return token, row.to(torch.int32)
 
 
 def sum_rows(
