@@ -9,6 +9,7 @@ import torch
 
 from moe_graph import ops
 from tests.ops.comparing import assert_same_bits, routing
+from tests.ops.routing_map_inputs import map_of
 
 TOKENS, TOP_K, EXPERTS, HIDDEN = 301, 3, 5, 333
 COPIES = TOKENS * TOP_K
@@ -52,6 +53,39 @@ CASES: dict[str, Callable[[], Callable[[], object]]] = {
         _row_idx(),
         _randn(COPIES, HIDDEN),
         _randn(TOKENS, TOP_K),
+    ),
+    "permute_with_routing_map": lambda: _bind(
+        ops.moe_token_permute_with_routing_map,
+        _randn(TOKENS, HIDDEN),
+        map_of(TOKENS, EXPERTS, TOP_K, seed=0),
+        probs=_randn(TOKENS, EXPERTS),
+        num_out_tokens=COPIES,
+    ),
+    "permute_with_routing_map_grad": lambda: _bind(
+        ops.moe_token_permute_with_routing_map_grad,
+        _randn(COPIES, HIDDEN),
+        _randn(COPIES),
+        _row_idx(),
+        map_of(TOKENS, EXPERTS, TOP_K, seed=0),
+        EXPERTS,
+        TOKENS,
+    ),
+    "unpermute_with_routing_map": lambda: _bind(
+        ops.moe_token_unpermute_with_routing_map,
+        _randn(EXPERTS * TOKENS, HIDDEN),
+        torch.randint(0, TOKENS, (EXPERTS * TOKENS,), dtype=torch.int32),
+        (TOKENS, HIDDEN),
+        probs=_randn(TOKENS, EXPERTS),
+        drop_and_pad=True,
+    ),
+    "unpermute_with_routing_map_grad": lambda: _bind(
+        ops.moe_token_unpermute_with_routing_map_grad,
+        _randn(TOKENS, HIDDEN),
+        _row_idx(),
+        _row_idx(),
+        map_of(TOKENS, EXPERTS, TOP_K, seed=0),
+        _randn(COPIES, HIDDEN),
+        _randn(TOKENS, EXPERTS),
     ),
     "swi_glu": lambda: _bind(_ops.swi_glu, _randn(TOKENS, 2 * HIDDEN)),
     "swi_glu_wide": lambda: _bind(_ops.swi_glu, _randn(2, 200_002)),
