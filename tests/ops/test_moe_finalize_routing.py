@@ -217,6 +217,7 @@ def test_gradient_kernel_is_the_definition(
         ({"x1": None}, "x1"),
         ({"expert_idx": None}, "expert_idx"),
         ({"scales": torch.ones(6, 2)}, "expert_idx"),
+        ({"scales": None, "k": 3, "expert_idx": torch.zeros(6, 2).int()}, "expert_idx"),
         ({"bias": torch.ones(4, 9)}, "bias"),
         ({"x1": torch.ones(5, 8)}, "x1"),
         ({"x1": torch.ones(6, 8, dtype=torch.float16)}, "x1"),

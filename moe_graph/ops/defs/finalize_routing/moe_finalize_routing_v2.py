@@ -101,6 +101,8 @@ def _tiling(op: Call) -> None:
             raise op.error(
                 "expanded_row_idx", got=f"{copies} indices", want=f"a multiple of k = {op.k}"
             )
+        if op.expert_idx is not None:
+            op.expect_equal("expert_idx", op.dims("expert_idx", rank=2)[1], op.k, "dim 1")
     hidden = op.dims("expanded_x", rank=3 if has_drops(op.drop_pad_mode) else 2)[-1]
     check_ranges(op, tokens, hidden)
 

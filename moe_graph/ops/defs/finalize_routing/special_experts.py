@@ -3,10 +3,10 @@
 Each kind is a range ``[start, end)`` of expert ids, ``(-1, -1)`` for none; ranges do not overlap.
 A copy (i, k) of such an expert ``e`` has no row in ``expanded_x``; its place is taken by
 
-| range                   | in place of the row                                      |
-|-------------------------|----------------------------------------------------------|
-| ``zero_expert_range``   | nothing: the copy is skipped, with its bias              |
-| ``copy_expert_range``   | ``x[i]``                                                 |
+| range                     | in place of the row                                    |
+|---------------------------|--------------------------------------------------------|
+| ``zero_expert_range``     | nothing: the copy is skipped, with its bias            |
+| ``copy_expert_range``     | ``x[i]``                                               |
 | ``constant_expert_range`` | ``a1[c] * x[i] + a2[c] * v[c]`` with ``c = e - start`` |
 """
 
@@ -22,11 +22,8 @@ from moe_graph.ops.dims import Dim, known_less
 from moe_graph.ops.opdef import Call
 
 NO_RANGE = (-1, -1)
-ZERO, COPY, CONSTANT = RANGES = (
-    "zero_expert_range",
-    "copy_expert_range",
-    "constant_expert_range",
-)
+CONSTANT = "constant_expert_range"
+RANGES = ("zero_expert_range", "copy_expert_range", CONSTANT)
 CONSTANTS = ("a1", "a2", "v")
 
 
