@@ -16,7 +16,11 @@ from moe_graph.config import Soc
 from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.token_permute import on_950
 from moe_graph.ops.defs.token_permute.dtypes import FLOATS
-from moe_graph.ops.defs.token_permute.sorting import refuse_padded_mode, top_k_limit
+from moe_graph.ops.defs.token_permute.sorting import (
+    check_whole_tokens,
+    refuse_padded_mode,
+    top_k_limit,
+)
 from moe_graph.ops.defs.token_permute.sums import Sum
 from moe_graph.ops.dims import floordiv, may_equal
 from moe_graph.ops.opdef import (
@@ -51,10 +55,7 @@ def _tiling(op: Call) -> None:
             want="a row for every index",
             hint="MoeTokenUnpermute with probs of 1 adds up the rows where some were left out",
         )
-    if isinstance(copies, int) and copies > 0 and copies % op.num_topk:
-        raise op.error(
-            "sorted_indices", got=f"{copies} indices", want=f"a multiple of {op.num_topk}"
-        )
+    check_whole_tokens(op, copies)
 
 
 def _sum(op: Call) -> Sum:

@@ -23,7 +23,7 @@ from moe_graph.ops.defs.token_permute.dtypes import MIXED_PROBS, MIXED_ROWS
 from moe_graph.ops.defs.token_permute.row_gradients import leading_rows
 from moe_graph.ops.defs.token_permute.sorting import MAX_TOP_K, refuse_padded_mode
 from moe_graph.ops.defs.token_permute.sums import Sum
-from moe_graph.ops.dims import mul
+from moe_graph.ops.dims import may_equal, mul
 from moe_graph.ops.limit import dim
 from moe_graph.ops.opdef import (
     Attr,
@@ -54,9 +54,14 @@ def _tiling(op: Call) -> None:
     if op.probs is not None:
         op.expect_equal("sorted_indices", copies, mul(*op.dims("probs", rank=2)), "dim 0")
     if op.soc is Soc.ASCEND950:
-        op.expect_equal(
-            "permuted_tokens", op.dims("permuted_tokens", rank=2)[0], copies, "950: dim 0"
-        )
+        rows, _ = op.dims("permuted_tokens", rank=2)
+        if not may_equal(rows, copies):
+            raise op.error(
+                "permuted_tokens",
+                got=f"{rows} rows for {copies} indices",
+                want="a row for every index",
+                limit=True,
+            )
 
 
 def _sum(op: Call) -> Sum:

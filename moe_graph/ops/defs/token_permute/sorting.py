@@ -86,6 +86,18 @@ def refuse_padded_mode(op: Call) -> None:
         raise op.error("padded_mode", got=True, want=False)
 
 
+def check_whole_tokens(op: Call, copies: Dim) -> None:
+    """Raise unless `copies`, those of sorted_indices, are a multiple of num_topk.
+
+    Raises:
+        OpError: they are known not to be.
+    """
+    if isinstance(copies, int) and copies > 0 and copies % op.num_topk:
+        raise op.error(
+            "sorted_indices", got=f"{copies} indices", want=f"a multiple of {op.num_topk}"
+        )
+
+
 def permuting_limits(page: str) -> tuple[Limit, ...]:
     """Return the limits of a permuting op; `page` is where they stand."""
     return (

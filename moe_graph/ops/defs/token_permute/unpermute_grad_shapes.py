@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_graph.ops.dims import known_less, mul
+from moe_graph.ops.dims import Dim, known_less, mul
 from moe_graph.ops.opdef import Call, Specs, TensorSpec
 
 
@@ -24,8 +24,12 @@ def unpermute_grad_shapes(op: Call) -> Specs:
     return [TensorSpec((copies, hidden), grad.dtype), probs]
 
 
-def check_unpermute_grad(op: Call) -> None:
+def check_unpermute_grad(op: Call, top_k: Dim = 1) -> None:
     """Check what must fit together when a gradient of an un-permuting op runs.
+
+    Args:
+        op: the call.
+        top_k: topK where there are no probs.
 
     Raises:
         OpError: sizes do not, or permuted_tokens is needed and absent.
@@ -35,10 +39,9 @@ def check_unpermute_grad(op: Call) -> None:
         op.expect_equal("permuted_tokens", op.dims("permuted_tokens", rank=2)[1], hidden, "dim 1")
     (copies,) = op.dims("sorted_indices", rank=1)
     if op.probs is None:
-        if known_less(copies, tokens):
-            raise op.error(
-                "sorted_indices", got=f"{copies} indices", want=f"{tokens}, one per token"
-            )
+        wanted = mul(tokens, top_k)
+        if known_less(copies, wanted):
+            raise op.error("sorted_indices", got=f"{copies} indices", want=f"{wanted}, T * topK")
         return
     if op.permuted_tokens is None:
         raise op.error("permuted_tokens", got="nothing", want="a tensor, since probs is given")
