@@ -22,6 +22,7 @@ from moe_graph.config import Soc
 from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.token_permute.gradient_of_tokens import gradient_of_tokens
 from moe_graph.ops.defs.token_permute.on_950 import INT8_EXPERTS
+from moe_graph.ops.defs.token_permute.row_gradients import has_all_rows
 from moe_graph.ops.defs.token_permute.sorting import (
     END_OF_EXACT,
     check_permutes,
@@ -97,9 +98,10 @@ def _save(ctx: Any, op: Any, outputs: tuple[torch.Tensor, ...]) -> None:
 
 def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> dict[str, torch.Tensor | None]:
     (sorted_indices,) = ctx.saved_tensors
+    keeps_all = ctx.keeps_all or has_all_rows(grad, sorted_indices.shape[0])
     if len(ctx.row_shape) > 1:
         grad = grad.flatten(1)
-    grad = gradient_of_tokens(grad, sorted_indices, ctx.top_k, keeps_all=ctx.keeps_all)
+    grad = gradient_of_tokens(grad, sorted_indices, ctx.top_k, keeps_all=keeps_all)
     if len(ctx.row_shape) > 1:
         grad = grad.unflatten(1, ctx.row_shape)
     return {"tokens": grad}

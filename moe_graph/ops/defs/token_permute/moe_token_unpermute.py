@@ -21,17 +21,15 @@ from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.token_permute import on_950
 from moe_graph.ops.defs.token_permute.dtypes import MIXED_PROBS, MIXED_ROWS
 from moe_graph.ops.defs.token_permute.row_gradients import leading_rows
-from moe_graph.ops.defs.token_permute.sorting import MAX_TOP_K, refuse_padded_mode
+from moe_graph.ops.defs.token_permute.sorting import probs_limit, refuse_padded_mode
 from moe_graph.ops.defs.token_permute.sums import Sum
 from moe_graph.ops.dims import may_equal, mul
-from moe_graph.ops.limit import dim
 from moe_graph.ops.opdef import (
     Attr,
     Autograd,
     Call,
     Form,
     Input,
-    Limit,
     OpDef,
     Output,
     Specs,
@@ -110,15 +108,7 @@ OPDEF = register(
         attrs=(Attr("padded_mode", "Bool", False), Attr("restore_shape", "ListInt", ())),
         shape_rule=_shapes,
         tiling_rule=_tiling,
-        limits=(
-            Limit(
-                "probs",
-                "topK",
-                dim("probs", 1),
-                source="moe_token_unpermute/docs/aclnnMoeTokenUnpermute.md, constraints",
-                high=MAX_TOP_K,
-            ),
-        ),
+        limits=(probs_limit("moe_token_unpermute/docs/aclnnMoeTokenUnpermute.md, constraints"),),
         checked_outputs=("unpermuted_tokens",),
         compute=_compute,
         naive=_naive,

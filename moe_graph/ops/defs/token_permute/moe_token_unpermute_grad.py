@@ -19,16 +19,14 @@ from __future__ import annotations
 import torch
 
 from moe_graph.config import Soc
-from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.token_permute.dtypes import MIXED_PROBS, MIXED_ROWS
 from moe_graph.ops.defs.token_permute.row_gradients import RowGradients
-from moe_graph.ops.defs.token_permute.sorting import MAX_TOP_K, refuse_padded_mode
+from moe_graph.ops.defs.token_permute.sorting import probs_limit, refuse_padded_mode
 from moe_graph.ops.defs.token_permute.unpermute_grad_shapes import (
     check_unpermute_grad,
     unpermute_grad_shapes,
 )
-from moe_graph.ops.limit import dim
-from moe_graph.ops.opdef import Attr, Call, Form, Input, Limit, OpDef, Output, Tensors
+from moe_graph.ops.opdef import Attr, Call, Form, Input, OpDef, Output, Tensors
 from moe_graph.ops.registry import register
 
 
@@ -37,28 +35,12 @@ def _tiling(op: Call) -> None:
     check_unpermute_grad(op)
 
 
-def _gradients(op: Call) -> RowGradients:
-    copies = op.sorted_indices.shape[0]
-    check_range(op, "sorted_indices", op.sorted_indices, 0, copies, "the copies")
-    rows = copies if op.permuted_tokens is None else min(copies, op.permuted_tokens.shape[0])
-    top_k = 1 if op.probs is None else op.probs.shape[1]
-    return RowGradients(
-        op.unpermuted_tokens_grad,
-        op.sorted_indices,
-        op.permuted_tokens,
-        op.probs,
-        top_k,
-        (0, rows),
-        copies,
-    )
-
-
 def _compute(op: Call) -> Tensors:
-    return [*_gradients(op).compute(op)]
+    return [*RowGradients.of(op, top_k=1).compute(op)]
 
 
 def _naive(op: Call) -> Tensors:
-    return [*_gradients(op).naive()]
+    return [*RowGradients.of(op, top_k=1).naive()]
 
 
 OPDEF = register(
@@ -75,13 +57,7 @@ OPDEF = register(
         shape_rule=unpermute_grad_shapes,
         tiling_rule=_tiling,
         limits=(
-            Limit(
-                "probs",
-                "topK",
-                dim("probs", 1),
-                source="moe_token_unpermute_grad/docs/aclnnMoeTokenUnpermuteGrad.md, constraints",
-                high=MAX_TOP_K,
-            ),
+            probs_limit("moe_token_unpermute_grad/docs/aclnnMoeTokenUnpermuteGrad.md, constraints"),
         ),
         checked_outputs=("permuted_tokens_grad", "probs_grad"),
         compute=_compute,

@@ -15,20 +15,18 @@ from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.token_permute.dtypes import MIXED_PROBS, MIXED_ROWS
 from moe_graph.ops.defs.token_permute.ep_range import check_ep_range, check_rows, window_of
 from moe_graph.ops.defs.token_permute.sorting import (
-    MAX_TOP_K,
     check_whole_tokens,
+    probs_limit,
     refuse_padded_mode,
     top_k_limit,
 )
 from moe_graph.ops.defs.token_permute.sums import Sum
 from moe_graph.ops.dims import floordiv, mul
-from moe_graph.ops.limit import dim
 from moe_graph.ops.opdef import (
     Attr,
     Call,
     Form,
     Input,
-    Limit,
     OpDef,
     Output,
     Specs,
@@ -97,7 +95,7 @@ OPDEF = register(
         tiling_rule=_tiling,
         limits=(
             top_k_limit("num_topk", _PAGE),
-            Limit("probs", "topK", dim("probs", 1), source=_PAGE, high=MAX_TOP_K),
+            probs_limit(_PAGE),
         ),
         compute=_compute,
         naive=_naive,

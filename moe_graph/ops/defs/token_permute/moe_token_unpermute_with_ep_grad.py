@@ -15,17 +15,15 @@ from __future__ import annotations
 import torch
 
 from moe_graph.config import Soc
-from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.token_permute.dtypes import MIXED_PROBS, MIXED_ROWS
-from moe_graph.ops.defs.token_permute.ep_range import check_ep_range, check_rows, window_of
+from moe_graph.ops.defs.token_permute.ep_range import check_ep_range, check_rows, has_range
 from moe_graph.ops.defs.token_permute.row_gradients import RowGradients
-from moe_graph.ops.defs.token_permute.sorting import MAX_TOP_K, refuse_padded_mode, top_k_limit
+from moe_graph.ops.defs.token_permute.sorting import probs_limit, refuse_padded_mode, top_k_limit
 from moe_graph.ops.defs.token_permute.unpermute_grad_shapes import (
     check_unpermute_grad,
     unpermute_grad_shapes,
 )
-from moe_graph.ops.limit import dim
-from moe_graph.ops.opdef import Attr, Call, Form, Input, Limit, OpDef, Output, Tensors
+from moe_graph.ops.opdef import Attr, Call, Form, Input, OpDef, Output, Tensors
 from moe_graph.ops.registry import register
 
 _PAGE = "moe_token_unpermute_with_ep_grad/docs/aclnnMoeTokenUnpermuteWithEpGrad.md, constraints"
@@ -40,18 +38,7 @@ def _tiling(op: Call) -> None:
 
 
 def _gradients(op: Call) -> RowGradients:
-    copies = op.sorted_indices.shape[0]
-    check_range(op, "sorted_indices", op.sorted_indices, 0, copies, "the copies")
-    rows = copies if op.permuted_tokens is None else min(copies, op.permuted_tokens.shape[0])
-    return RowGradients(
-        op.unpermuted_tokens_grad,
-        op.sorted_indices,
-        op.permuted_tokens,
-        op.probs,
-        op.topk_num if op.probs is None else op.probs.shape[1],
-        window_of(op, rows),
-        copies,
-    )
+    return RowGradients.of(op, op.topk_num, op.range if has_range(op) else None)
 
 
 def _compute(op: Call) -> Tensors:
@@ -82,7 +69,7 @@ OPDEF = register(
         tiling_rule=_tiling,
         limits=(
             top_k_limit("topk_num", _PAGE),
-            Limit("probs", "topK", dim("probs", 1), source=_PAGE, high=MAX_TOP_K),
+            probs_limit(_PAGE),
         ),
         compute=_compute,
         naive=_naive,

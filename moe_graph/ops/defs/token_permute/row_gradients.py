@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.support.chunks import row_chunks
 from moe_graph.ops.defs.support.poison import poison_, poisoned
 from moe_graph.ops.defs.support.workers import run_parts
@@ -53,41 +54,61 @@ class RowGradients:
     window: tuple[int, int]
     count: int
 
+    @staticmethod
+    def of(op: Call, top_k: int, window: tuple[int, int] | None = None) -> RowGradients:
+        """Return those of a gradient op, with `top_k` where it has no probs.
+
+        Without a `window` the rows of permuted_tokens are the first places.
+
+        Raises:
+            OpError: an index is out of range.
+        """
+        copies: int = op.sorted_indices.shape[0]
+        check_range(op, "sorted_indices", op.sorted_indices, 0, copies, "the copies")
+        if window is None:
+            rows = copies if op.permuted_tokens is None else op.permuted_tokens.shape[0]
+            window = (0, min(copies, rows))
+        return RowGradients(
+            op.unpermuted_tokens_grad,
+            op.sorted_indices,
+            op.permuted_tokens,
+            op.probs,
+            top_k if op.probs is None else op.probs.shape[1],
+            window,
+            copies,
+        )
+
     def compute(self, op: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the gradients of the rows, as output 0 of `op`, and of the probs."""
         copy_of_row = self._copy_of_row(op)
         hidden = self.grad.shape[1]
         output = op.new_output((self.count, hidden), self.grad.dtype, self.grad.device)
-        probs, written = self.probs, copy_of_row.shape[0]
-        filled = copy_of_row >= 0
-        all_filled = bool(filled.all())
-        copy = copy_of_row if all_filled else copy_of_row.clamp(min=0)
-        token = torch.div(copy, max(self.top_k, 1), rounding_mode="floor")
+        rows, probs, written = self.rows, self.probs, copy_of_row.shape[0]
+        probs_grad = None if probs is None else probs.new_zeros(probs.shape)
         if self.grad.shape[0] == 0 or self.top_k == 0:
-            return poison_(output), None if probs is None else torch.zeros_like(probs)
-        weight = dot = None
-        if probs is not None:
-            weight = probs.reshape(-1).index_select(0, copy).to(torch.float32).unsqueeze(1)
-            dot = weight.new_empty(written)
+            return poison_(output), probs_grad
+        all_filled = bool((copy_of_row >= 0).all())
 
         def work(chunk: slice) -> None:
-            part = self.grad.index_select(0, token[chunk])
-            if self.rows is None or weight is None or dot is None:
+            copy = copy_of_row[chunk]
+            filled = None if all_filled else copy >= 0
+            known = copy if filled is None else copy.clamp(min=0)
+            part = self.grad.index_select(0, known.div(self.top_k, rounding_mode="floor"))
+            if rows is None or probs is None or probs_grad is None:
                 output[chunk] = part
-                return
-            part = part.to(torch.float32)
-            torch.sum(part * self.rows[chunk], 1, out=dot[chunk])
-            torch.mul(part, weight[chunk], out=output[chunk])
+            else:
+                part = part.to(torch.float32)
+                dot = torch.sum(part * rows[chunk], 1).to(probs.dtype)
+                weight = probs.reshape(-1).index_select(0, known).to(torch.float32)
+                torch.mul(part, weight.unsqueeze(1), out=output[chunk])
+                at, dot = (copy, dot) if filled is None else (copy[filled], dot[filled])
+                probs_grad.view(-1).scatter_(0, at.to(torch.int64), dot)
+            if filled is not None:
+                output[chunk].masked_fill_(~filled.unsqueeze(1), torch.nan)
 
         # Row by row, not copy by copy: rows and their gradient are then read and written in order.
         run_parts(work, row_chunks(written, hidden))
         poison_(output[written:])
-        if not all_filled:
-            output[:written].masked_fill_(~filled.unsqueeze(1), torch.nan)
-        if probs is None or dot is None:
-            return output, None
-        probs_grad = torch.zeros_like(probs, memory_format=torch.contiguous_format)
-        probs_grad.view(-1)[copy_of_row[filled]] = dot[filled].to(probs.dtype)
         return output, probs_grad
 
     def _copy_of_row(self, op: Call) -> torch.Tensor:
@@ -97,21 +118,24 @@ class RowGradients:
             OpError: two copies share a row, so that its gradient would be written twice.
         """
         start, end = self.window
-        place = self.place[: self.grad.shape[0] * self.top_k]
-        copy = torch.arange(place.shape[0], dtype=torch.int32, device=place.device)
-        inside = (place >= start) & (place < end)
-        if bool(inside.all()):
-            row = place.to(torch.int64)
-        else:
-            row, copy = place[inside].to(torch.int64), copy[inside]
-        if start:
-            row.sub_(start)
-        copy_of_row = torch.full((end - start,), -1, dtype=torch.int32, device=place.device)
-        copy_of_row[row] = copy
-        if (distinct := int((copy_of_row >= 0).sum())) != row.shape[0]:
+        rows = end - start
+        row = self.place[: self.grad.shape[0] * self.top_k].to(torch.int64)
+        row = row.sub_(start) if start else row
+        copies = row.shape[0]
+        low, high = (int(bound) for bound in torch.aminmax(row)) if copies else (0, -1)
+        if low < 0 or high >= rows:
+            outside = (row < 0) | (row >= rows)
+            row.masked_fill_(outside, rows)
+            copies -= int(outside.sum())
+        copy = torch.arange(row.shape[0], dtype=torch.int32, device=row.device)
+        # One entry more, which takes all copies without a row.
+        copy_of_row = torch.full((rows + 1,), -1, dtype=torch.int32, device=row.device)
+        copy_of_row = copy_of_row.scatter_(0, row, copy)[:rows]
+        del row, copy
+        if (distinct := int((copy_of_row >= 0).sum())) != copies:
             raise op.error(
                 "sorted_indices",
-                got=f"{distinct} rows for {row.shape[0]} copies",
+                got=f"{distinct} rows for {copies} copies",
                 want="a row of its own for each copy",
             )
         return copy_of_row

@@ -11,7 +11,7 @@ import torch
 from moe_graph.ops.defs.support.chunks import row_chunks
 from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.dims import UNKNOWN, Dim, is_unknown, mul
-from moe_graph.ops.limit import attribute
+from moe_graph.ops.limit import attribute, dim
 from moe_graph.ops.opdef import Call, Limit, TensorSpec
 
 MAX_TOP_K = 512
@@ -112,6 +112,11 @@ def permuting_limits(page: str) -> tuple[Limit, ...]:
     )
 
 
+def probs_limit(page: str) -> Limit:
+    """Return the limit of topK where it is dim 1 of the probs."""
+    return Limit("probs", "topK", dim("probs", 1), source=page, high=MAX_TOP_K)
+
+
 def top_k_limit(attr: str, page: str) -> Limit:
     """Return the limit of topK where it is attribute `attr`."""
     return Limit(attr, "topK", attribute(attr), source=page, low=1, high=MAX_TOP_K)
@@ -130,9 +135,9 @@ def top_k_of(indices: torch.Tensor) -> int:
 
 
 def gather_tokens(op: Call, copies: torch.Tensor) -> torch.Tensor:
-    """Return the token row of each of `copies`, as output 0."""
+    """Return the token row of each of `copies`, which are overwritten, as output 0."""
     tokens: torch.Tensor = op.tokens
-    source = torch.div(copies, top_k_of(op.indices), rounding_mode="floor")
+    source = copies.div_(top_k_of(op.indices), rounding_mode="floor")
     shape = (copies.shape[0], *tokens.shape[1:])
     output = op.new_output(shape, tokens.dtype, tokens.device)
     width = tokens.shape[1:].numel()
