@@ -54,6 +54,22 @@ CASES: dict[str, Callable[[], Callable[[], object]]] = {
         _randn(COPIES, HIDDEN),
         _randn(TOKENS, TOP_K),
     ),
+    "token_permute": lambda: _bind(
+        ops.moe_token_permute, _randn(TOKENS, HIDDEN), routing(TOKENS, TOP_K, EXPERTS, 0), -7
+    ),
+    "token_permute_grad": lambda: _bind(
+        ops.moe_token_permute_grad, _randn(COPIES, HIDDEN), _row_idx(), TOP_K
+    ),
+    "token_unpermute": lambda: _bind(
+        ops.moe_token_unpermute, _randn(COPIES - 7, HIDDEN), _row_idx(), _randn(TOKENS, TOP_K)
+    ),
+    "token_unpermute_grad": lambda: _bind(
+        ops.moe_token_unpermute_grad,
+        _randn(COPIES - 7, HIDDEN),
+        _randn(TOKENS, HIDDEN),
+        _row_idx(),
+        _randn(TOKENS, TOP_K),
+    ),
     "permute_with_routing_map": lambda: _bind(
         ops.moe_token_permute_with_routing_map,
         _randn(TOKENS, HIDDEN),
