@@ -263,6 +263,11 @@ def test_shapes() -> None:
     assert infer_shape("MoeTokenUnpermute", partly, {}) == [(-1, 8)]
 
 
+def test_infershape_looks_at_no_rank() -> None:
+    inputs = [([6, 5, 1], "bf16"), ([6], "int32"), ([6], "bf16")]
+    assert infer_shape("MoeTokenUnpermute", inputs, {}) == [(6, 5)]
+
+
 def test_gradient_shapes() -> None:
     rest = [([T, H], "bf16"), ([T * K], "int32"), ([T, K], "float32")]
     ge_type = "MoeTokenUnpermuteGrad"

@@ -19,6 +19,7 @@ from moe_graph.ops.defs.token_permute.dtypes import FLOATS
 from moe_graph.ops.defs.token_permute.sorting import (
     check_whole_tokens,
     refuse_padded_mode,
+    size,
     top_k_limit,
 )
 from moe_graph.ops.defs.token_permute.sums import Sum
@@ -40,7 +41,7 @@ from moe_graph.ops.registry import register
 
 def _shapes(op: Call) -> Specs:
     op.expect_at_least("num_topk", 1)
-    rows, hidden = op.dims("permuted_output_grad", rank=2)
+    rows, hidden = (size(op, "permuted_output_grad", at) for at in range(2))
     return [TensorSpec((floordiv(rows, op.num_topk), hidden), op.permuted_output_grad.dtype)]
 
 

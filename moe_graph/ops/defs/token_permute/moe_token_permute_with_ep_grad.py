@@ -22,6 +22,7 @@ from moe_graph.ops.defs.token_permute.ep_range import check_ep_range, check_rows
 from moe_graph.ops.defs.token_permute.sorting import (
     check_whole_tokens,
     refuse_padded_mode,
+    size,
     top_k_limit,
 )
 from moe_graph.ops.defs.token_permute.sums import Sum
@@ -32,8 +33,8 @@ from moe_graph.ops.registry import register
 
 def _shapes(op: Call) -> Specs:
     op.expect_at_least("num_topk", 1)
-    rows, hidden = op.dims("permuted_tokens_output_grad", rank=2)
-    (copies,) = op.dims("sorted_indices", rank=1)
+    rows, hidden = (size(op, "permuted_tokens_output_grad", at) for at in range(2))
+    copies = size(op, "sorted_indices", 0)
     tokens = floordiv(rows if op.upstream else copies, op.num_topk)
     probs = op.permuted_probs_output_grad
     return [

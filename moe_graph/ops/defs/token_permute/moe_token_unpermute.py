@@ -21,7 +21,7 @@ from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.token_permute import on_950
 from moe_graph.ops.defs.token_permute.dtypes import MIXED_PROBS, MIXED_ROWS
 from moe_graph.ops.defs.token_permute.row_gradients import leading_rows
-from moe_graph.ops.defs.token_permute.sorting import probs_limit, refuse_padded_mode
+from moe_graph.ops.defs.token_permute.sorting import probs_limit, refuse_padded_mode, size
 from moe_graph.ops.defs.token_permute.sums import Sum
 from moe_graph.ops.dims import may_equal, mul
 from moe_graph.ops.opdef import (
@@ -40,26 +40,23 @@ from moe_graph.ops.registry import register
 
 
 def _shapes(op: Call) -> Specs:
-    _, hidden = op.dims("permuted_tokens", rank=2)
-    (copies,) = op.dims("sorted_indices", rank=1)
-    tokens = copies if op.probs is None else op.dims("probs", rank=2)[0]
-    return [TensorSpec((tokens, hidden), op.permuted_tokens.dtype)]
+    tokens = size(op, "sorted_indices" if op.probs is None else "probs", 0)
+    return [TensorSpec((tokens, size(op, "permuted_tokens", 1)), op.permuted_tokens.dtype)]
 
 
 def _tiling(op: Call) -> None:
     refuse_padded_mode(op)
+    rows, _ = op.dims("permuted_tokens", rank=2)
     (copies,) = op.dims("sorted_indices", rank=1)
     if op.probs is not None:
         op.expect_equal("sorted_indices", copies, mul(*op.dims("probs", rank=2)), "dim 0")
-    if op.soc is Soc.ASCEND950:
-        rows, _ = op.dims("permuted_tokens", rank=2)
-        if not may_equal(rows, copies):
-            raise op.error(
-                "permuted_tokens",
-                got=f"{rows} rows for {copies} indices",
-                want="a row for every index",
-                limit=True,
-            )
+    if op.soc is Soc.ASCEND950 and not may_equal(rows, copies):
+        raise op.error(
+            "permuted_tokens",
+            got=f"{rows} rows for {copies} indices",
+            want="a row for every index",
+            limit=True,
+        )
 
 
 def _sum(op: Call) -> Sum:

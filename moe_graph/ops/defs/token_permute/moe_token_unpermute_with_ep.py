@@ -18,6 +18,7 @@ from moe_graph.ops.defs.token_permute.sorting import (
     check_whole_tokens,
     probs_limit,
     refuse_padded_mode,
+    size,
     top_k_limit,
 )
 from moe_graph.ops.defs.token_permute.sums import Sum
@@ -40,12 +41,11 @@ _PAGE = "moe_token_unpermute_with_ep/docs/aclnnMoeTokenUnpermuteWithEp.md, const
 
 def _shapes(op: Call) -> Specs:
     op.expect_at_least("num_topk", 1)
-    _, hidden = op.dims("permuted_tokens", rank=2)
     if op.probs is None:
-        tokens = floordiv(op.dims("sorted_indices", rank=1)[0], op.num_topk)
+        tokens = floordiv(size(op, "sorted_indices", 0), op.num_topk)
     else:
-        tokens = op.dims("probs", rank=2)[0]
-    return [TensorSpec((tokens, hidden), op.permuted_tokens.dtype)]
+        tokens = size(op, "probs", 0)
+    return [TensorSpec((tokens, size(op, "permuted_tokens", 1)), op.permuted_tokens.dtype)]
 
 
 def _tiling(op: Call) -> None:

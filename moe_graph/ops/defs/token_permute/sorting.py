@@ -76,6 +76,14 @@ def check_permutes(op: Call) -> None:
         op.expect_equal("indices", index_dims(op)[0], tokens.shape[0], "dim 0")
 
 
+def size(op: Call, argument: str, index: int) -> Dim:
+    """Return a size as most GE rules of this family read it: off a tensor of any rank.
+
+    It is unknown where there is no such dimension. Ranks are left to the tiling.
+    """
+    return dim(argument, index)(op)
+
+
 def refuse_padded_mode(op: Call) -> None:
     """Raise for padded_mode, which no product has.
 
