@@ -328,3 +328,22 @@ def test_opcheck() -> None:
     rows, probs = torch.randn(6, 3, requires_grad=True), torch.rand(3, 2, requires_grad=True)
     torch.library.opcheck(_ops.moe_token_unpermute.default, (rows, _places(6, 0), probs))
     torch.library.opcheck(_ops.moe_token_unpermute.default, (rows, _places(6, 0)))
+
+
+@pytest.mark.parametrize("left_out", [0, 2])
+def test_the_public_gradients_are_traced_with_any_number_of_tokens(left_out: int) -> None:
+    @torch.compile(backend="aot_eager", dynamic=True, fullgraph=True)
+    def gradients(
+        rows: torch.Tensor, grad: torch.Tensor, places: torch.Tensor, probs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows_grad, probs_grad = ops.moe_token_unpermute_grad(rows, grad, places, probs)
+        return rows_grad, probs_grad, ops.moe_token_permute_grad(rows, places, 2)
+
+    for tokens in (4, 9):
+        rows, grad = torch.randn(2 * tokens - left_out, 6), torch.randn(tokens, 6)
+        places, probs = _places(2 * tokens, tokens), torch.rand(tokens, 2)
+        rows_grad, probs_grad, tokens_grad = gradients(rows, grad, places, probs)
+        want = ops.moe_token_unpermute_grad(rows, grad, places, probs)
+        assert_same_bits(rows_grad, want[0])
+        assert_same_bits(probs_grad, want[1])
+        assert_same_bits(tokens_grad, ops.moe_token_permute_grad(rows, places, 2))

@@ -26,7 +26,7 @@ def gradient_of_tokens(
         result = ops.moe_token_permute_grad(grad, sorted_indices, top_k)
         return result
     tokens = sorted_indices.shape[0] // top_k
-    if current_product() is not Soc.ASCEND950:
+    if not _is_on_950():
         result = ops.moe_token_unpermute(grad, sorted_indices, grad.new_ones((tokens, top_k)))
         return result
     active_num = int(grad.shape[0])  # an attribute: a dynamic number of rows becomes a constant
@@ -34,3 +34,9 @@ def gradient_of_tokens(
         return grad.new_zeros((tokens, grad.shape[1]))
     result = ops.moe_init_routing_v2_grad(grad, sorted_indices, top_k, 0, active_num)
     return result
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_on_950() -> bool:
+    # Dynamo cannot read a context variable; what it takes for constant is the product at that time.
+    return current_product() is Soc.ASCEND950
