@@ -17,6 +17,7 @@ from moe_graph.ops import all_opdefs
 from moe_graph.ops.torch_binding import torch_name
 
 EXPERTS, TOP_K, HIDDEN, INNER = 4, 2, 6, 5
+_HELD = [2, 7]  # the places of the five rows that a rank holds
 _ops = torch.ops.moe_graph
 
 Inputs = tuple[torch.Tensor, ...]
@@ -70,6 +71,13 @@ def _init_routing_drop_pad(x: torch.Tensor, ids: torch.Tensor) -> Any:
 
 def _finalize(rows: torch.Tensor, row_idx: torch.Tensor, x1: torch.Tensor, s: torch.Tensor) -> Any:
     return _ops.moe_finalize_routing_v2(rows, row_idx, x1, None, None, s, None, drop_pad_mode=2)
+
+
+def _unpermute_with_ep_grad(*inputs: torch.Tensor) -> Any:
+    rows_grad, probs_grad = _ops.moe_token_unpermute_with_ep_grad(
+        *inputs, range=_HELD, topk_num=TOP_K
+    )
+    return rows_grad[:5], probs_grad
 
 
 def _grouped_list(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> Any:
@@ -139,6 +147,55 @@ CASES: dict[str, tuple[str, Callable[..., Any], Callable[[int], Inputs]]] = {
             _randn(n * TOP_K, HIDDEN),
             _randn(n, TOP_K),
         ),
+    ),
+    "token_permute": (
+        "MoeTokenPermute",
+        lambda x, ids: _ops.moe_token_permute(x, ids, -3),
+        lambda n: (_randn(n, HIDDEN), _ids(n)),
+    ),
+    "token_permute_grad": (
+        "MoeTokenPermuteGrad",
+        lambda grad, row_idx: _ops.moe_token_permute_grad(grad, row_idx, TOP_K),
+        lambda n: (_randn(n * TOP_K, HIDDEN), _row_idx(n)),
+    ),
+    "token_unpermute": (
+        "MoeTokenUnpermute",
+        lambda *inputs: _ops.moe_token_unpermute(*inputs),
+        lambda n: (
+            _randn(n * TOP_K - 3, HIDDEN, dtype=torch.bfloat16),
+            _row_idx(n),
+            _randn(n, TOP_K),
+        ),
+    ),
+    "token_unpermute_grad": (
+        "MoeTokenUnpermuteGrad",
+        lambda *inputs: _ops.moe_token_unpermute_grad(*inputs),
+        lambda n: (
+            _randn(n * TOP_K, HIDDEN, dtype=torch.bfloat16),
+            _randn(n, HIDDEN, dtype=torch.bfloat16),
+            _row_idx(n),
+            _randn(n, TOP_K),
+        ),
+    ),
+    "token_permute_with_ep": (
+        "MoeTokenPermuteWithEp",
+        lambda *inputs: _ops.moe_token_permute_with_ep(*inputs, _HELD),
+        lambda n: (_randn(n, HIDDEN), _ids(n), _randn(n, TOP_K)),
+    ),
+    "token_permute_with_ep_grad": (
+        "MoeTokenPermuteWithEpGrad",
+        lambda *inputs: _ops.moe_token_permute_with_ep_grad(*inputs, TOP_K, _HELD),
+        lambda n: (_randn(5, HIDDEN), _row_idx(n), _randn(5)),
+    ),
+    "token_unpermute_with_ep": (
+        "MoeTokenUnpermuteWithEp",
+        lambda *inputs: _ops.moe_token_unpermute_with_ep(*inputs, TOP_K, _HELD),
+        lambda n: (_randn(5, HIDDEN), _row_idx(n), _randn(n, TOP_K)),
+    ),
+    "token_unpermute_with_ep_grad": (
+        "MoeTokenUnpermuteWithEpGrad",
+        _unpermute_with_ep_grad,
+        lambda n: (_randn(n, HIDDEN), _row_idx(n), _randn(5, HIDDEN), _randn(n, TOP_K)),
     ),
     "permute_with_routing_map": (
         "MoeTokenPermuteWithRoutingMap",
