@@ -123,6 +123,25 @@ def test_rows_left_out_and_probs_of_zero_are_not_read() -> None:
     assert_same_bits(ops.moe_token_unpermute(rows, places, probs), torch.zeros(2, 1))
 
 
+def test_strided_inputs() -> None:
+    rows, grad = torch.randn(7, 12).t(), torch.randn(7, 6).t()
+    places, probs = _places(12, 3).repeat_interleave(2)[::2], torch.rand(2, 6).t()
+    dense = [tensor.contiguous() for tensor in (rows, grad, places, probs)]
+    for got, want in zip(
+        ops.moe_token_unpermute_grad(rows, grad, places, probs),
+        ops.moe_token_unpermute_grad(*dense),
+        strict=True,
+    ):
+        assert_same_bits(got, want)
+    want = ops.moe_token_unpermute(dense[0], dense[2], dense[3])
+    assert_same_bits(ops.moe_token_unpermute(rows, places, probs), want)
+    ids = torch.arange(12).view(2, 6).t()
+    for got, want in zip(
+        ops.moe_token_permute(grad, ids), ops.moe_token_permute(dense[1], ids.clone()), strict=True
+    ):
+        assert_same_bits(got, want)
+
+
 def test_a_nan_prob_is_not_zero() -> None:
     probs = torch.tensor([[torch.nan, 1.0]])
     got = ops.moe_token_unpermute(torch.ones(2, 1), torch.arange(2).int(), probs)

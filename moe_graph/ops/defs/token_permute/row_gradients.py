@@ -39,7 +39,7 @@ class RowGradients:
     Attributes:
         grad: ``[T, H]``, gradient of the sums.
         place: ``[T * topK]`` int32 or longer, place of each copy; what is beyond is not read.
-        rows: ``[R, H]``, None when there are no probs.
+        rows: ``[R, H]``, read only when there are probs.
         probs: ``[T, topK]``, None for 1.
         top_k: topK.
         window: places that have a row.
@@ -84,7 +84,9 @@ class RowGradients:
         hidden = self.grad.shape[1]
         output = op.new_output((self.count, hidden), self.grad.dtype, self.grad.device)
         rows, probs, written = self.rows, self.probs, copy_of_row.shape[0]
-        probs_grad = None if probs is None else probs.new_zeros(probs.shape)
+        weights = probs_grad = None
+        if probs is not None:
+            weights, probs_grad = probs.reshape(-1), probs.new_zeros(probs.shape)
         if self.grad.shape[0] == 0 or self.top_k == 0:
             return poison_(output), probs_grad
         all_filled = bool((copy_of_row >= 0).all())
@@ -94,12 +96,12 @@ class RowGradients:
             filled = None if all_filled else copy >= 0
             known = copy if filled is None else copy.clamp(min=0)
             part = self.grad.index_select(0, known.div(self.top_k, rounding_mode="floor"))
-            if rows is None or probs is None or probs_grad is None:
+            if rows is None or weights is None or probs_grad is None:
                 output[chunk] = part
             else:
                 part = part.to(torch.float32)
-                dot = torch.sum(part * rows[chunk], 1).to(probs.dtype)
-                weight = probs.reshape(-1).index_select(0, known).to(torch.float32)
+                dot = torch.sum(part * rows[chunk], 1).to(weights.dtype)
+                weight = weights.index_select(0, known).to(torch.float32)
                 torch.mul(part, weight.unsqueeze(1), out=output[chunk])
                 at, dot = (copy, dot) if filled is None else (copy[filled], dot[filled])
                 probs_grad.view(-1).scatter_(0, at.to(torch.int64), dot)
