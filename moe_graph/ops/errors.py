@@ -6,6 +6,9 @@ from __future__ import annotations
 class OpError(ValueError):
     """An op was given something that it cannot take.
 
+    TorchAir raises what went wrong while it compiles again, as ``type(error)(text)``; an error made
+    of a text alone keeps the text and has no fields.
+
     Attributes:
         op: GE type, for example ``"MoeInitRoutingV2"``.
         argument: IR name of the input or attribute at fault.
@@ -19,14 +22,14 @@ class OpError(ValueError):
     def __init__(
         self,
         op: str,
-        argument: str,
+        argument: str = "",
         *,
-        got: object,
-        want: object,
+        got: object = "",
+        want: object = "",
         hint: str = "",
         product: str = "",
     ) -> None:
-        self.op = op
+        self.op = op if argument else ""
         self.argument = argument
         self.got = str(got)
         self.want = str(want)
@@ -34,9 +37,12 @@ class OpError(ValueError):
         self.product = product
         where = f" on {product}" if product else ""
         advice = f"; {hint}" if hint else ""
-        super().__init__(f"{op}: {argument}: got {self.got}, want {self.want}{where}{advice}")
+        text = f"{op}: {argument}: got {self.got}, want {self.want}{where}{advice}"
+        super().__init__(text if argument else op)
 
     def __reduce__(self) -> tuple[object, ...]:
+        if not self.argument:
+            return OpError, self.args
         return _rebuild, (self.op, self.argument, self.got, self.want, self.hint, self.product)
 
 
