@@ -145,7 +145,10 @@ def _register_autograd(qualified: str, autograd: Autograd) -> None:
 
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         by_name = autograd.backward(ctx, *grads)
-        result = tuple(by_name.get(name) for name in names)
+        # The dispatcher drops trailing arguments that have their default, and an op with lists of
+        # tensors may return no more gradients than it was given arguments.
+        given = names[: len(ctx.needs_input_grad)]
+        result = tuple(by_name.get(name) for name in given)
         return result if len(result) > 1 else result[0]
 
     torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_library)
