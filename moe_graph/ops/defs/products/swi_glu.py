@@ -17,6 +17,7 @@ from moe_graph.ops.opdef import (
     Attr,
     Autograd,
     Call,
+    Form,
     Input,
     OpDef,
     Output,
@@ -150,6 +151,8 @@ SWIGLU = register(
         compute=_compute,
         naive=_naive,
         autograd=Autograd(_save, _backward),
+        forms=(Form("halves of the last dim", {"x": "T 2*N"}),),
+        function="swiglu",
         doc="REG_OP(SwiGlu); torch_npu npu_swiglu",
     )
 )
@@ -163,6 +166,8 @@ SWIGLU_GRAD = register(
         shape_rule=_grad_shapes,
         compute=_grad_compute,
         naive=_grad_naive,
+        no_gradient="it is a gradient itself",
+        forms=(Form("halves of the last dim", {"y_grad": "T N", "x": "T 2*N"}),),
         doc="REG_OP(SwiGluGrad); torch_npu npu_swiglu_backward",
     )
 )
