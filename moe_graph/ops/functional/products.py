@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 __all__ = ["grouped_matmul", "swiglu"]
@@ -11,8 +13,8 @@ _ops = torch.ops.moe_graph
 
 def grouped_matmul(
     x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    weight: torch.Tensor | Sequence[torch.Tensor],
+    bias: torch.Tensor | Sequence[torch.Tensor] | None = None,
     *,
     group_list: torch.Tensor,
     transpose_weight: bool = False,
@@ -25,8 +27,9 @@ def grouped_matmul(
     Args:
         x: ``[R, K]`` float16, bfloat16 or float32, rows sorted by group.
         weight: ``[G, K, N]``, or ``[G, N, K]`` with `transpose_weight`; ``[R, N]`` for
-            ``group_type=2``.
-        bias: ``[G, N]``; float16 beside float16, else float32. Not for ``group_type=2``.
+            ``group_type=2``. Also a list of G matrices, for ``group_type=0``.
+        bias: ``[G, N]``, or a list of G of ``[N]`` beside a list of weights; float16 beside
+            float16, else float32. Not for ``group_type=2``.
         group_list: ``[G]`` int64, running sum of the group sizes or the sizes.
         transpose_weight: weights are stored ``[N, K]``.
         transpose_x: True exactly for ``group_type=2``.
@@ -40,6 +43,23 @@ def grouped_matmul(
     Raises:
         OpError: a dtype, shape, attribute or group list that the op does not take.
     """
+    if not isinstance(weight, torch.Tensor):
+        (joined,) = _ops.grouped_matmul(
+            [x],
+            list(weight),
+            [bias] if isinstance(bias, torch.Tensor) else list(bias or ()),
+            [],
+            [],
+            [],
+            [],
+            group_list,
+            split_item=3,
+            transpose_weight=transpose_weight,
+            transpose_x=transpose_x,
+            group_type=group_type,
+            group_list_type=group_list_type,
+        )
+        return joined
     y: torch.Tensor = _ops.grouped_matmul_single(
         x, weight, bias, group_list, transpose_weight, transpose_x, group_type, group_list_type
     )

@@ -20,14 +20,25 @@ from typing import Literal
 
 import torch
 
+from moe_graph.ops.defs.products.group_lists import COUNT, CUMSUM
+from moe_graph.ops.defs.products.grouped_matmul_autograd import AUTOGRAD
 from moe_graph.ops.defs.products.grouped_matmul_kernel import compute, naive
 from moe_graph.ops.dims import UNKNOWN, Dim, is_unknown
 from moe_graph.ops.limit import Limit, dim
-from moe_graph.ops.opdef import Attr, Call, Input, OpDef, Output, Specs, TensorSpec, show_shape
+from moe_graph.ops.opdef import (
+    Attr,
+    Call,
+    Form,
+    Input,
+    OpDef,
+    Output,
+    Specs,
+    TensorSpec,
+    show_shape,
+)
 from moe_graph.ops.registry import register
 
 UNGROUPED, ROWS, INNER = -1, 0, 2
-CUMSUM, COUNT = 0, 1
 MAX_GROUPS, MAX_TENSORS = 1024, 128
 LAST_DIM_END = 65536
 
@@ -239,6 +250,20 @@ OPDEF = register(
         limits=_LIMITS,
         compute=compute,
         naive=naive,
+        autograd=AUTOGRAD,
+        function="grouped_matmul",
+        forms=(
+            Form(
+                "groups of rows",
+                {"x": ("M K",), "weight": ("G K N",), "group_list": "G"},
+                {"split_item": 3, "group_type": 0},
+            ),
+            Form(
+                "groups along the inner dim",
+                {"x": ("K M",), "weight": ("K N",), "group_list": "G"},
+                {"split_item": 3, "group_type": 2, "transpose_x": True},
+            ),
+        ),
         doc="ops-transformer gmm/grouped_matmul: docs/aclnnGroupedMatmulV4.md, tables of the "
         "non-quantised case and of groupType",
     )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from moe_graph.ops.defs.products.group_lists import COUNT, group_ends
 from moe_graph.ops.defs.support.chunks import slices
 from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.opdef import Call, Tensors
 
 _INNER, _ROWS = 2, 0
-_COUNT = 1
 
 _BLOCK_ROWS = 512
 """Rows of one product; more per block gain nothing, and one large group must not be one part."""
@@ -113,23 +113,7 @@ def _ends_of_tensors(op: Call) -> list[int]:
 
 def _ends(op: Call, rows: int) -> list[int]:
     """Return the end of each group, checked: ascending, within `rows`, and equal to x's if many."""
-    values = op.group_list.tolist()
-    ends: list[int] = []
-    previous = 0
-    for group, value in enumerate(values):
-        end = previous + value if op.group_list_type == _COUNT else value
-        if end < previous:
-            raise op.error(
-                "group_list",
-                got=f"{value} at {group}",
-                want=">= 0" if op.group_list_type == _COUNT else f">= {previous}, the value before",
-            )
-        ends.append(end)
-        previous = end
-    if previous > rows:
-        raise op.error(
-            "group_list", got=f"groups of {previous} rows", want=f"<= {rows}, those of x"
-        )
+    ends = group_ends(op, rows)
     if len(op.x) > 1 and ends != (of_tensors := _ends_of_tensors(op)):
         raise op.error("group_list", got=f"ends {ends}", want=f"{of_tensors}, the rows of x")
     return ends
@@ -165,6 +149,6 @@ def naive(op: Call) -> Tensors:
 
 def _sizes(op: Call) -> list[int]:
     values: list[int] = op.group_list.tolist()
-    if op.group_list_type == _COUNT:
+    if op.group_list_type == COUNT:
         return values
     return [end - begin for begin, end in zip([0, *values], values, strict=False)]
