@@ -54,11 +54,15 @@ def emit(
     """
     from torchair import ge
 
-    opdef.require_in_graph_engine(current_product())
-
+    product = current_product()
+    opdef.require_in_graph_engine(product)
     return ge.custom_op(
         opdef.ge_type,
-        inputs={declared.name: value for declared, value in zip(opdef.inputs, inputs, strict=True)},
+        inputs={
+            declared.name: value
+            for declared, value in zip(opdef.inputs, inputs, strict=True)
+            if declared.exists_on(product)
+        },
         outputs=[
             (output.name, dynamic_outputs) if output.dynamic else output.name
             for output in opdef.outputs

@@ -48,6 +48,11 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     return a // b
 
 
+def ceildiv(a: Dim, b: int) -> Dim:
+    """Return ``a`` divided by the positive `b`, rounded up; unknown when `a` is."""
+    return UNKNOWN if is_unknown(a) else floordiv(a + b - 1, b)
+
+
 def may_equal(a: Dim, b: Dim) -> bool:
     """False when `a` and `b` are known to differ.
 

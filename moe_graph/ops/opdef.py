@@ -78,6 +78,8 @@ class OpDef:
         naive: the definition, slow and plain, that `compute` is tested against.
         tiling_rule: what must fit together when the op runs though infershape lets it pass.
         limits: ranges of sizes and attributes, checked when the op runs.
+        infershape_checks_dtypes: False where GE's infershape does not look at the dtypes of the IR;
+            they are checked when the op runs all the same.
         checked_outputs: outputs whose shape and dtype the op compares, when it runs, with what its
             caller has allocated.
         autograd: gradient of the torch op, None when it has none.
@@ -98,6 +100,7 @@ class OpDef:
     naive: Callable[[Call], Tensors]
     tiling_rule: Callable[[Call], None] = field(default=lambda call: None)
     limits: tuple[Limit, ...] = ()
+    infershape_checks_dtypes: bool = True
     checked_outputs: tuple[str, ...] = ()
     autograd: Autograd | None = None
     no_gradient: str = ""
@@ -171,7 +174,11 @@ class OpDef:
         Raises:
             OpError: see :class:`OpError`.
         """
-        return self.shape_rule(self._checked_call(inputs, attrs, soc, upstream=upstream))
+        call = self._checked_call(inputs, attrs, soc)
+        call.upstream = upstream
+        if self.infershape_checks_dtypes:
+            self._check_dtypes(call)
+        return self.shape_rule(call)
 
     def infer(
         self,
@@ -190,6 +197,7 @@ class OpDef:
             outputs: what the caller has allocated for each output, checked where the op does.
         """
         call = self._checked_call(inputs, attrs, soc)
+        self._check_dtypes(call)
         if call.soc not in self.products:
             raise call.error("op", got="this op", want=f"an op of {call.soc.value}")
         specs = self.shape_rule(call)
@@ -270,15 +278,9 @@ class OpDef:
         return Call(self, self._pad(inputs), attrs, soc or current_product(), memory)
 
     def _checked_call(
-        self,
-        inputs: Sequence[Any],
-        attrs: Mapping[str, Any],
-        soc: Soc | None,
-        *,
-        upstream: bool = False,
+        self, inputs: Sequence[Any], attrs: Mapping[str, Any], soc: Soc | None
     ) -> Call:
         call = self._call(inputs, attrs, soc)
-        call.upstream = upstream
         for declared in self.inputs:
             value = getattr(call, declared.name)
             if declared.kind == "required" and value is None:
@@ -287,7 +289,6 @@ class OpDef:
                 raise call.error(declared.name, got="a tensor", want="nothing", limit=True)
             for spec in _specs_of(value):
                 _check_dims(call, declared.name, spec)
-        self._check_dtypes(call)
         return call
 
     def _pad(self, inputs: Sequence[Any]) -> list[Any]:

@@ -84,7 +84,9 @@ def _default(attr: Attr) -> Any:
 
 
 def _spec(declared: Input, shape: str, soc: Soc) -> TensorSpec:
-    return TensorSpec(tuple(_symbols(shape)), declared.columns(soc)[0])
+    dtypes = declared.columns(soc)
+    dtype = next((dtype for dtype in dtypes if dtype.is_floating_point), dtypes[0])
+    return TensorSpec(tuple(_symbols(shape)), dtype)
 
 
 def _symbols(shape: str) -> list[Any]:

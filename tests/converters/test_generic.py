@@ -148,6 +148,20 @@ CASES: dict[str, tuple[str, Callable[..., Any], Callable[[int], Inputs]]] = {
             _randn(n, TOP_K),
         ),
     ),
+    "init_routing_v3": (
+        "MoeInitRoutingV3",
+        lambda x, ids, scale: _ops.moe_init_routing_v3(
+            x, ids, scale, expert_num=EXPERTS, expert_tokens_num_flag=True, expert_tokens_num_type=1
+        ),
+        lambda n: (_randn(n, HIDDEN), _ids(n), _randn(n)),
+    ),
+    "init_routing_v3_dynamic_int8": (
+        "MoeInitRoutingV3",
+        lambda x, ids, scale: _ops.moe_init_routing_v3(
+            x, ids, scale, expert_num=EXPERTS, quant_mode=1
+        )[::3],
+        lambda n: (_randn(n, HIDDEN), _ids(n), torch.rand(EXPERTS, HIDDEN)),
+    ),
     "token_permute": (
         "MoeTokenPermute",
         lambda x, ids: _ops.moe_token_permute(x, ids, -3),

@@ -42,7 +42,7 @@ def _compare_shapes(opdef: OpDef, question: Question) -> None:
     specs = opdef.infer_shape(question.inputs, attrs, question.soc, upstream=True)
     for output, spec, shape in zip(opdef.outputs, specs, question.shapes, strict=False):
         if shape is not None:
-            got = None if spec is None else list(spec.shape)
+            got = [] if spec is None else list(spec.shape)
             assert got == shape, f"{output.name}: got {got}, want {shape}"
 
 
@@ -53,4 +53,5 @@ def _compare_values(opdef: OpDef, question: Question) -> None:
         for got, want in zip(results, question.values, strict=False):
             if want is not None:
                 assert got is not None
+                got = got[: len(want)] if question.only_leading else got
                 torch.testing.assert_close(got, want.to(got.dtype), rtol=0, atol=0)

@@ -28,6 +28,7 @@ class Question:
         outputs: specs that the case has allocated for the outputs, in IR order.
         shapes: for ``"shapes"``: per output, None where the case does not say.
         values: for ``"values"``: per output, None where the case does not say.
+        only_leading: the values of an output may be fewer than its rows.
         only_infershape: the case is one of infershape, which knows no limits.
     """
 
@@ -39,6 +40,7 @@ class Question:
     outputs: list[TensorSpec | None] | None = None
     shapes: list[list[int] | None] = field(default_factory=list)
     values: list[torch.Tensor | None] = field(default_factory=list)
+    only_leading: bool = False
     only_infershape: bool = False
 
 

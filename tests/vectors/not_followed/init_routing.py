@@ -2,4 +2,14 @@
 
 from __future__ import annotations
 
-REASONS: dict[tuple[str, str], str] = {}
+REASONS: dict[tuple[str, str], str] = {
+    (
+        "infershape_moe_init_routing_v3_infershape",
+        "moe_init_routing_v3_infer_shape_04",
+    ): "the attribute that is wrong was not extracted",
+    (
+        "tiling_moe_init_routing_v2",
+        "moe_init_routing_v2_tiling_regbase_dropless",
+    ): "a 1-D expert_idx and a negative active_num pass 950's tiling, but GE's infershape rejects "
+    "both before it",
+}

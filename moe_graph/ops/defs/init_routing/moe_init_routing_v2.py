@@ -25,6 +25,7 @@ from moe_graph.ops.opdef import (
     Attr,
     Autograd,
     Call,
+    Form,
     Input,
     OpDef,
     Output,
@@ -231,6 +232,30 @@ OPDEF = register(
             Attr("expert_tokens_before_capacity_flag", "Bool", False),
         ),
         shape_rule=_shapes,
+        checked_outputs=("expanded_x", "expanded_row_idx"),
+        forms=(
+            Form("dropless", {"x": "T H", "expert_idx": "T K"}),
+            Form(
+                "first rows, counts",
+                {"x": "T H", "expert_idx": "T K"},
+                {
+                    "active_num": "A",
+                    "expert_num": "E",
+                    "expert_tokens_count_or_cumsum_flag": 2,
+                },
+            ),
+            Form(
+                "drop/pad",
+                {"x": "T H", "expert_idx": "T K"},
+                {
+                    "drop_pad_mode": 1,
+                    "expert_num": "E",
+                    "expert_capacity": "C",
+                    "expert_tokens_before_capacity_flag": True,
+                },
+            ),
+        ),
+        function="moe_init_routing",
         compute=_compute,
         naive=_naive,
         autograd=Autograd(_save, _backward),

@@ -28,6 +28,7 @@ from moe_graph.ops.opdef import (
     REQUIRED,
     Attr,
     Call,
+    Form,
     Input,
     OpDef,
     Output,
@@ -242,6 +243,22 @@ OPDEF = register(
         ),
         shape_rule=_shapes,
         tiling_rule=_tiling,
+        checked_outputs=("grad_x",),
+        no_gradient="it is a gradient itself; a second derivative is not defined",
+        forms=(
+            Form("all rows", {"grad_expanded_x": "R H", "expanded_row_idx": "T*K"}, {"top_k": "K"}),
+            Form(
+                "active_num",
+                {"grad_expanded_x": "A H", "expanded_row_idx": "T*K"},
+                {"top_k": "K", "active_num": "A"},
+            ),
+            Form(
+                "drop/pad",
+                {"grad_expanded_x": "E C H", "expanded_row_idx": "T*K"},
+                {"top_k": "K", "drop_pad_mode": 1},
+            ),
+        ),
+        function="moe_init_routing_grad",
         compute=_compute,
         naive=_naive,
         doc="ops-transformer moe/moe_init_routing_v2_grad: infershape, tiling, membase and arch35 "
