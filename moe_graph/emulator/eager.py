@@ -17,6 +17,7 @@ them, so a model is traced here exactly as on an Ascend machine.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -163,12 +164,23 @@ def _own_operators() -> list[str]:
     return [name for name in names if name.startswith("moe_graph::")]
 
 
+def _npu_forms() -> dict[str, Callable[..., Any]]:
+    """torch_npu's MoE operators, in terms of this project's."""
+    forms: dict[str, Callable[..., Any]] = importlib.import_module("moe_graph.ops.npu_forms").FORMS
+    return forms
+
+
 def install() -> None:
     """Register the device's kernels; torch_npu must be loaded. Call once."""
     global _kernels
     allocator = DeviceAllocator()
     _kernels = CpuKernels(allocator)
-    own = {**eager_aten.KERNELS, **eager_npu.KERNELS, **eager_attention.KERNELS}
+    own = {
+        **eager_aten.KERNELS,
+        **eager_npu.KERNELS,
+        **eager_attention.KERNELS,
+        **{f"npu::{name}": form for name, form in _npu_forms().items()},
+    }
     on_cpu = set().union(*(_registered(key) for key in _CPU_KEYS))
     on_device = _registered(_DEVICE_KEY)
     cpu_only = {name for name in _registered("CPU") if name.startswith("aten::")} - on_device

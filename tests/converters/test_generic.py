@@ -13,7 +13,7 @@ import torchair
 import moe_graph  # noqa: F401  (loads the emulated CANN before torch)
 from moe_graph.converters import register_converters
 from moe_graph.emulator.engine import session
-from moe_graph.ops import all_opdefs
+from moe_graph.ops import all_opdefs, find, use_product
 from moe_graph.ops.torch_binding import torch_name
 
 EXPERTS, TOP_K, HIDDEN, INNER = 4, 2, 6, 5
@@ -279,6 +279,28 @@ CASES: dict[str, tuple[str, Callable[..., Any], Callable[[int], Inputs]]] = {
         _grouped_pairs,
         lambda n: (_randn(n, 3), _randn(n, 4), _randn(3, 5), _randn(4, 9)),
     ),
+    "compute_expert_tokens": (
+        "MoeComputeExpertTokens",
+        lambda ids: _ops.moe_compute_expert_tokens(ids, EXPERTS),
+        lambda n: (_ids(n).reshape(-1).sort().values,),
+    ),
+    "re_routing": (
+        "MoeReRouting",
+        lambda rows, counts, scales: _ops.moe_re_routing(rows, counts, scales),
+        lambda n: (
+            _randn(n, HIDDEN, dtype=torch.float16),
+            torch.tensor([[1, 0, 2], [0, n - 4, 1]]),
+            _randn(n),
+        ),
+    ),
+    "update_expert": (
+        "MoeUpdateExpert",
+        lambda ids, table: _ops.moe_update_expert(ids, table, None, None, None, 0, 8)[0],
+        lambda n: (
+            _ids(n),
+            torch.tensor([[1, expert, 0] for expert in range(EXPERTS)], dtype=torch.int32),
+        ),
+    ),
     "swi_glu": ("SwiGlu", lambda x: _ops.swi_glu(x), lambda n: (_randn(n, HIDDEN),)),
     "swi_glu_grad": (
         "SwiGluGrad",
@@ -300,6 +322,13 @@ def _new_nodes(before: set[Any]) -> Counter[str]:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CASES)
 def test_one_node_that_computes_what_eager_does(name: str, dynamic: bool) -> None:
+    opdef = find(CASES[name][0])
+    assert opdef is not None
+    with use_product(opdef.products[0]):
+        _compare_with_eager(name, dynamic)
+
+
+def _compare_with_eager(name: str, dynamic: bool) -> None:
     ge_type, function, make = CASES[name]
     before = set(session.node_counts())
     compiled = torch.compile(
