@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 
 from moe_graph.converters.attention import ATTENTION_DECOMPOSITIONS
+from moe_graph.converters.token_permute_950 import decompositions_on_950
 from moe_graph.ops.npu_forms import FORMS
 
 aten = torch.ops.aten
@@ -146,5 +147,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.slice_backward.default: _slice_backward,
         aten.select_backward.default: _select_backward,
         **ATTENTION_DECOMPOSITIONS,
+        **decompositions_on_950(),
         **{getattr(npu, name).default: form for name, form in FORMS.items()},
     }

@@ -11,15 +11,7 @@ There the aclnn functions call other ops with other arguments:
 | MoeTokenUnpermuteGrad | MoeFinalizeRoutingV2Grad | ``scales`` = ``probs``                        |
 
 :func:`served_by` gives one row of this table as data. The eager kernels execute it with
-:func:`compute`; a GE converter makes the serving node out of it:
-
-    served = served_by("MoeTokenPermute", specs, attrs)
-    inputs = [None if source is None else prepare(source) for source in served.inputs]
-    outputs = emit(find(served.ge_type), inputs, all_attrs(served.attrs))
-    return [None if at is None else outputs[at] for at in served.outputs]
-
-where ``prepare`` takes IR input ``source.name`` of the served op, reshapes ``[N]`` to ``[N, 1]``
-for ``source.as_column`` and casts it to ``source.dtype`` unless that is None.
+:func:`compute`; graphs are decomposed by it (`moe_graph/converters/token_permute_950.py`).
 """
 
 from __future__ import annotations
@@ -192,3 +184,6 @@ _SERVED: dict[str, Callable[[Call], Served]] = {
     "MoeTokenUnpermute": _unpermute,
     "MoeTokenUnpermuteGrad": _unpermute_grad,
 }
+
+SERVED_TYPES = tuple(_SERVED)
+"""The GE types that others serve on Ascend 950."""
