@@ -15,7 +15,7 @@ import torch
 
 from moe_graph.config import Soc
 from moe_graph.ops.call import Call
-from moe_graph.ops.dims import UNKNOWN, may_equal
+from moe_graph.ops.dims import UNKNOWN, Dim, known_less, may_equal
 from moe_graph.ops.errors import OpError
 from moe_graph.ops.form import Form
 from moe_graph.ops.ir import (
@@ -81,7 +81,7 @@ class OpDef:
         infershape_checks_dtypes: False where GE's infershape does not look at the dtypes of the IR;
             they are checked when the op runs all the same.
         checked_outputs: outputs whose shape and dtype the op compares, when it runs, with what its
-            caller has allocated.
+            caller has allocated; of a dimension that is a bound there may be more.
         autograd: gradient of the torch op, None when it has none.
         no_gradient: why there is no gradient, for the error of a backward pass.
         forms: uses of the op whose shape rule the documentation prints.
@@ -233,9 +233,7 @@ class OpDef:
                 if declared.required:
                     raise call.error(declared.name, got="nothing", want=spec)
                 continue
-            same_rank = len(spec.shape) == len(given.shape)
-            fits = same_rank and all(map(may_equal, spec.shape, given.shape))
-            if not fits or spec.dtype != given.dtype:
+            if spec.dtype != given.dtype or not _fits(spec, given.shape):
                 raise call.error(declared.name, got=given, want=spec)
 
     def kernel(
@@ -331,6 +329,16 @@ class OpDef:
                         limit=True,
                     )
                 columns = left
+
+
+def _fits(spec: TensorSpec, allocated: Sequence[Dim]) -> bool:
+    """True unless `allocated` is known not to hold `spec`; of a bound there may be more."""
+    if len(spec.shape) != len(allocated):
+        return False
+    return all(
+        not known_less(given, wanted) if index in spec.bounds else may_equal(given, wanted)
+        for index, (given, wanted) in enumerate(zip(allocated, spec.shape, strict=True))
+    )
 
 
 def _given(dynamic: Sequence[Any] | None) -> list[Any]:

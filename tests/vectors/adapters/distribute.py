@@ -5,6 +5,86 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.vectors.question import Question
+from moe_graph.config import Soc
+from moe_graph.ops import OpDef, TensorSpec, find
+from tests.vectors.adapters import plain
+from tests.vectors.question import NotAsked, Question
+from tests.vectors.reading import dtype_of
 
-ADAPTERS: dict[str, Callable[[Any], Question]] = {}
+_GE_DTYPES = {"FLOAT16": 1, "INT8": 2, "BF16": 27, "FLOAT8_E5M2": 35, "FLOAT8_E4M3FN": 36}
+"""The tables set the dtype of expand_x itself, which an OpDef takes from ``y_dtype``."""
+
+
+def _tiling(case: dict[str, Any]) -> Question:
+    name = case["case"]
+    if "FractalNz" in name:
+        raise NotAsked("a memory format is no part of a spec")
+    if any(mark in name for mark in ("WinSize", "HcclBuff", "Window")):
+        raise NotAsked("the size of the communication buffer is no attribute of the op")
+    if "norm_eps" in case["attrs"]:
+        raise NotAsked("MoeDistributeCombineAddRmsNorm is not one of the ops of this project")
+    question = plain.tiling({**case, "attrs": _integers(case["attrs"])})
+    if "arch22" in case["source_path"]:
+        question.outputs = None  # these declare outputs of older layouts, which pass there
+    inputs = question.inputs
+    if "combine" in case["source_path"] and len(inputs) > 5 and len(inputs[4].shape) == 1:
+        inputs[4], inputs[5] = inputs[5], inputs[4]  # upstream gives tp_send_counts before scales
+    return question
+
+
+def _integers(attrs: dict[str, Any]) -> dict[str, Any]:
+    """Hexadecimal numbers stand as text, and mean a 64-bit attribute."""
+    return {
+        name: int(value, 16) if isinstance(value, str) and value.startswith("0x") else value
+        for name, value in attrs.items()
+    }
+
+
+def _table(ge_type: str) -> Callable[[dict[str, str]], Question]:
+    """Return the reader of a table of tiling cases on Ascend 950, one row each."""
+
+    def read(row: dict[str, str]) -> Question:
+        opdef = find(ge_type)
+        assert opdef is not None
+        if "fractal_nz" in row["case_name"]:
+            raise NotAsked("a memory format is no part of a spec")
+        return Question(
+            ge_type,
+            "reject" if row["expectResult"] == "FAILED" else "accept",
+            [_spec(row, declared.name) for declared in opdef.inputs],
+            _attrs(opdef, row),
+            Soc.ASCEND950,
+            [_spec(row, output.name) for output in opdef.outputs],
+        )
+
+    return read
+
+
+def _spec(row: dict[str, str], name: str) -> TensorSpec | None:
+    shape = row.get(f"{name}_shape")
+    if not shape:
+        return None
+    return TensorSpec(tuple(map(int, shape.split())), dtype_of(row[f"{name}_dtype"]))
+
+
+def _attrs(opdef: OpDef, row: dict[str, str]) -> dict[str, Any]:
+    attrs: dict[str, Any] = {}
+    for attr in opdef.attrs:
+        text = row.get(attr.name)
+        if attr.name == "y_dtype":
+            attrs[attr.name] = _GE_DTYPES[row["expand_x_dtype"]]
+        elif text is not None:
+            attrs[attr.name] = text if attr.type == "Str" else int(text)
+    return attrs
+
+
+ADAPTERS: dict[str, Callable[[Any], Question]] = {
+    "tiling_moe_distribute_dispatch_arch22": _tiling,
+    "tiling_moe_distribute_dispatch_v2_arch22": _tiling,
+    "tiling_moe_distribute_dispatch_v2_arch35": _tiling,
+    "tiling_moe_distribute_combine_arch22": _tiling,
+    "tiling_moe_distribute_combine_arch35": _tiling,
+    "tiling_moe_distribute_combine_v2_arch22": _tiling,
+    "csv_moe_distribute_dispatch_v2_tiling": _table("MoeDistributeDispatchV2"),
+    "csv_moe_distribute_combine_v2_tiling": _table("MoeDistributeCombineV2"),
+}

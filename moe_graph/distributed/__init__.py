@@ -1,0 +1,1 @@
+"""Expert-parallel plans: limits and buffer sizes."""
