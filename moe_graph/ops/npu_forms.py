@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from moe_graph.ops.errors import OpError
+from moe_graph.ops.functional.gating import moe_gating_top_k
 from moe_graph.ops.functional.routing_map import (
     moe_token_permute_with_routing_map,
     moe_token_permute_with_routing_map_grad,
@@ -91,6 +92,36 @@ def _finalize_routing(
         drop_pad_mode=drop_pad_mode or 0,
         k=1 if k is None else k,
     )
+
+
+def _gating_softmax_v2(
+    x: Tensor,
+    *,
+    k: int = 1,
+    finished: Tensor | None = None,
+    renorm: int | None = 0,
+    output_softmax: bool | None = False,
+) -> Any:
+    return _ops.moe_gating_top_k_softmax_v2(x, finished, k, renorm or 0, bool(output_softmax))
+
+
+def _gating_backward(
+    x_norm: Tensor,
+    grad_y: Tensor,
+    expertIdx: Tensor,  # noqa: N803  the name in the schema
+    *,
+    renorm: int = 0,
+    norm_type: int = 0,
+    routed_scaling_factor: float = 1.0,
+    eps: float = 1e-20,
+) -> Any:
+    return _ops.moe_gating_top_k_backward(
+        x_norm, grad_y, expertIdx, renorm, norm_type, routed_scaling_factor, eps
+    )
+
+
+def _gating_softmax(x: Tensor, finished: Tensor | None = None, k: int = 1) -> Any:
+    return _ops.moe_gating_top_k_softmax(x, finished, k)
 
 
 def _re_routing(
@@ -234,6 +265,10 @@ FORMS: dict[str, Callable[..., Any]] = {
     "_npu_moe_token_unpermute_with_routing_map": _unpermute_with_map_and_keep,
     "npu_moe_compute_expert_tokens": _ops.moe_compute_expert_tokens,
     "npu_moe_finalize_routing": _finalize_routing,
+    "npu_moe_gating_top_k": moe_gating_top_k,
+    "npu_moe_gating_top_k_backward": _gating_backward,
+    "npu_moe_gating_top_k_softmax": _gating_softmax,
+    "npu_moe_gating_top_k_softmax_v2": _gating_softmax_v2,
     "npu_moe_init_routing_v2": _init_routing_v2,
     "npu_moe_re_routing": _re_routing,
     "npu_moe_token_permute": _token_permute,

@@ -32,8 +32,8 @@ _INPUT_TYPES = {"required": "Tensor", "optional": "Tensor?", "dynamic": "Tensor[
 
 
 def torch_name(ge_type: str) -> str:
-    """Return the torch name of a GE type: ``"MoeInitRoutingV2"`` -> ``"moe_init_routing_v2"``."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", ge_type).lower()
+    """Return the torch name of a GE type: ``"MoeGatingTopK"`` -> ``"moe_gating_top_k"``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", ge_type).lower()
 
 
 def bind(opdef: OpDef) -> Any:

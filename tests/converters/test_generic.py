@@ -279,6 +279,28 @@ CASES: dict[str, tuple[str, Callable[..., Any], Callable[[int], Inputs]]] = {
         _grouped_pairs,
         lambda n: (_randn(n, 3), _randn(n, 4), _randn(3, 5), _randn(4, 9)),
     ),
+    "gating_softmax": (
+        "MoeGatingTopKSoftmax",
+        lambda x: _ops.moe_gating_top_k_softmax(x, None, TOP_K),
+        lambda n: (_randn(n, EXPERTS),),
+    ),
+    "gating_softmax_v2": (
+        "MoeGatingTopKSoftmaxV2",
+        lambda x: _ops.moe_gating_top_k_softmax_v2(x, None, TOP_K, 0, True),
+        lambda n: (_randn(n, EXPERTS),),
+    ),
+    "gating_groups": (
+        "MoeGatingTopK",
+        lambda x, bias: _ops.moe_gating_top_k(
+            x, bias, None, None, 1, group_count=2, norm_type=1, out_flag=True
+        ),
+        lambda n: (_randn(n, EXPERTS), _randn(EXPERTS)),
+    ),
+    "gating_backward": (
+        "MoeGatingTopKBackward",
+        lambda *inputs: _ops.moe_gating_top_k_backward(*inputs, norm_type=1),
+        lambda n: (torch.rand(n, EXPERTS), _randn(n, TOP_K), _ids(n)),
+    ),
     "compute_expert_tokens": (
         "MoeComputeExpertTokens",
         lambda ids: _ops.moe_compute_expert_tokens(ids, EXPERTS),

@@ -111,6 +111,38 @@ def test_finalize_routing(how: str) -> None:
 
 
 @HOW
+def test_gating(how: str) -> None:
+    x = torch.randn(7, EXPERTS)
+    values, indices = torch.softmax(x, -1).topk(TOP_K)
+    for function in (
+        lambda x: npu.npu_moe_gating_top_k_softmax(x, k=TOP_K)[:2],
+        lambda x: npu.npu_moe_gating_top_k_softmax_v2(x, k=TOP_K)[:2],
+        lambda x: npu.npu_moe_gating_top_k(x, TOP_K)[:2],
+    ):
+        torch._dynamo.reset()
+        got = _run(function, how, (x,))
+        torch.testing.assert_close(got[0].cpu(), values)
+        assert torch.equal(got[1].cpu(), indices.int())
+
+
+@pytest.mark.parametrize("how", ["eager", "static"])
+def test_a_sigmoid_router_trains(how: str) -> None:
+    def route(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = npu.npu_moe_gating_top_k(x, TOP_K, norm_type=1, out_flag=True)[0]
+        return y
+
+    x = torch.randn(7, EXPERTS)
+    on_device = x.npu().requires_grad_()
+    if how != "eager":
+        route = torch.compile(route, backend=moe_graph.npu_backend(), fullgraph=True)
+    route(on_device).square().sum().backward()
+    x.requires_grad_()
+    chosen = x.sigmoid().topk(TOP_K).values
+    (chosen / chosen.sum(1, keepdim=True)).square().sum().backward()
+    torch.testing.assert_close(on_device.grad.cpu(), x.grad)
+
+
+@HOW
 def test_compute_expert_tokens(how: str) -> None:
     ids = _ids(7).reshape(-1).sort().values
     got = _run(lambda ids: npu.npu_moe_compute_expert_tokens(ids, EXPERTS), how, (ids,))
