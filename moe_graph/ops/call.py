@@ -46,6 +46,9 @@ class Call:
         values.update(attrs)
 
     def __getattr__(self, name: str) -> Any:
+        for attr in self.__dict__["opdef"].attrs:
+            if attr.name == name:
+                raise attr.missing(self.opdef.ge_type)
         raise AttributeError(f"{self.opdef.ge_type} has no input or attribute {name}")
 
     def new_output(
@@ -99,7 +102,7 @@ class Call:
         Raises:
             OpError: it is none of them.
         """
-        value: int = self.__dict__[attribute]
+        value: int = getattr(self, attribute)
         if value not in allowed:
             raise self.error(
                 attribute, got=value, want="one of " + ", ".join(str(item) for item in allowed)
@@ -112,7 +115,7 @@ class Call:
         Raises:
             OpError: it is less.
         """
-        value: int = self.__dict__[attribute]
+        value: int = getattr(self, attribute)
         if value < low:
             raise self.error(attribute, got=value, want=f">= {low}")
         return value

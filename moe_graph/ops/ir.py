@@ -10,6 +10,7 @@ import torch
 
 from moe_graph.config import Soc
 from moe_graph.ops.dims import UNKNOWN_RANK, Dim
+from moe_graph.ops.errors import OpError
 
 InputKind = Literal["required", "optional", "dynamic"]
 AttrType = Literal["Int", "Bool", "Float", "Str", "ListInt"]
@@ -140,3 +141,7 @@ class Attr:
     def ge_value_type(self) -> str:
         """GE's name of the value type, for example ``"VT_LIST_INT"``."""
         return _GE_VALUE_TYPES[self.type]
+
+    def missing(self, ge_type: str) -> OpError:
+        """Return the error for an op that is not given this attribute."""
+        return OpError(ge_type, self.name, got="nothing", want=f"{self.type} value")

@@ -34,6 +34,39 @@ from moe_graph.ops.functional.token_permute import (
 _ops = torch.ops.moe_graph
 
 
+def _init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int) -> Any:
+    return _ops.moe_init_routing(x, row_idx, expert_idx, active_num)
+
+
+def _init_routing_quant(
+    x: Tensor,
+    expert_idx: Tensor,
+    *,
+    scale: Tensor | None = None,
+    offset: Tensor | None = None,
+    active_num: int = 1024,
+    expert_capacity: int = 0,
+    expert_num: int = 256,
+    drop_pad_mode: int = 0,
+    expert_tokens_num_mode: int = 0,
+    expert_tokens_before_capacity_flag: bool = False,
+    quant_mode: int = 1,
+) -> Any:
+    return _ops.moe_init_routing_quant_v2(
+        x,
+        expert_idx,
+        scale,
+        offset,
+        active_num,
+        expert_capacity,
+        expert_num,
+        drop_pad_mode,
+        expert_tokens_num_mode,
+        expert_tokens_before_capacity_flag,
+        quant_mode,
+    )
+
+
 def _init_routing_v2(
     x: Tensor,
     expert_idx: Tensor,
@@ -269,6 +302,8 @@ FORMS: dict[str, Callable[..., Any]] = {
     "npu_moe_gating_top_k_backward": _gating_backward,
     "npu_moe_gating_top_k_softmax": _gating_softmax,
     "npu_moe_gating_top_k_softmax_v2": _gating_softmax_v2,
+    "npu_moe_init_routing": _init_routing,
+    "npu_moe_init_routing_quant": _init_routing_quant,
     "npu_moe_init_routing_v2": _init_routing_v2,
     "npu_moe_re_routing": _re_routing,
     "npu_moe_token_permute": _token_permute,

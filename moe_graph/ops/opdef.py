@@ -110,8 +110,13 @@ class OpDef:
     function: str = ""
     doc: str = ""
 
-    def bind_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def bind_attrs(self, given: Mapping[str, Any], *, complete: bool = True) -> dict[str, Any]:
         """Return every attribute: `given` where it has one, defaults elsewhere.
+
+        Args:
+            given: attributes by IR name.
+            complete: False leaves out required ones that are not given: a shape rule may not read
+                them.
 
         Raises:
             OpError: an unknown name, a wrong type, or a required attribute is missing.
@@ -125,12 +130,16 @@ class OpDef:
                     got="an attribute of this name",
                     want="one of " + ", ".join(known),
                 )
-        return {name: self._bind_attr(attr, given) for name, attr in known.items()}
+        return {
+            name: self._bind_attr(attr, given)
+            for name, attr in known.items()
+            if complete or name in given or attr.default is not REQUIRED
+        }
 
     def _bind_attr(self, attr: Attr, given: Mapping[str, Any]) -> Any:
         if attr.name not in given:
             if attr.default is REQUIRED:
-                raise OpError(self.ge_type, attr.name, got="nothing", want=f"{attr.type} value")
+                raise attr.missing(self.ge_type)
             return attr.default
         value = given[attr.name]
         if attr.type == "ListInt" and isinstance(value, Sequence) and not isinstance(value, str):

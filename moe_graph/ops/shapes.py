@@ -38,7 +38,8 @@ def infer_shape(
             No input of these ops is a scalar: the shape ``[]`` of an optional input is GE's way of
             saying that it is absent.
         attrs: attributes by IR name, or spelled as the aclnn API does (``numOutTokens``); those
-            left out have their IR default.
+            left out have their IR default. Required ones may be left out where the rule does not
+            read them.
         soc: product, ``"A2"``, ``"A3"`` or ``"950"``; None takes the current one.
         upstream: give the public rule's answer also where it is plainly wrong for unknown sizes.
 
@@ -54,7 +55,10 @@ def infer_shape(
         raise OpError(op_type, "op_type", got=repr(op_type), want=f"one of {known}")
     product = Soc.parse(soc) if isinstance(soc, str) and not isinstance(soc, Soc) else soc
     specs = opdef.infer_shape(
-        _specs(opdef, inputs), opdef.bind_attrs(_ir_names(attrs)), product, upstream=upstream
+        _specs(opdef, inputs),
+        opdef.bind_attrs(_ir_names(attrs), complete=False),
+        product,
+        upstream=upstream,
     )
     return [None if spec is None else spec.shape for spec in specs]
 

@@ -148,6 +148,23 @@ CASES: dict[str, tuple[str, Callable[..., Any], Callable[[int], Inputs]]] = {
             _randn(n, TOP_K),
         ),
     ),
+    "init_routing_first_version": (
+        "MoeInitRouting",
+        lambda x, numbers, ids: _ops.moe_init_routing(x, numbers, ids, 5),
+        lambda n: (_randn(n, HIDDEN), _row_idx(n).view(n, TOP_K), _ids(n)),
+    ),
+    "init_routing_quant": (
+        "MoeInitRoutingQuant",
+        lambda x, numbers, ids: _ops.moe_init_routing_quant(x, numbers, ids, 5, 9.5, 0.5),
+        lambda n: (_randn(n, HIDDEN), _row_idx(n).view(n, TOP_K), _ids(n)),
+    ),
+    "init_routing_quant_v2": (
+        "MoeInitRoutingQuantV2",
+        lambda x, ids, scale: _ops.moe_init_routing_quant_v2(
+            x, ids, scale, None, expert_num=EXPERTS, quant_mode=1
+        )[::4],
+        lambda n: (_randn(n, HIDDEN), _ids(n), torch.rand(1, HIDDEN)),
+    ),
     "init_routing_v3": (
         "MoeInitRoutingV3",
         lambda x, ids, scale: _ops.moe_init_routing_v3(

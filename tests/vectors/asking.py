@@ -30,7 +30,7 @@ def ask(question: Question) -> None:
 
 
 def _infer(opdef: OpDef, question: Question) -> None:
-    attrs = opdef.bind_attrs(question.attrs)
+    attrs = opdef.bind_attrs(question.attrs, complete=not question.only_infershape)
     if question.only_infershape:
         opdef.infer_shape(question.inputs, attrs, question.soc, upstream=True)
     else:
@@ -38,7 +38,7 @@ def _infer(opdef: OpDef, question: Question) -> None:
 
 
 def _compare_shapes(opdef: OpDef, question: Question) -> None:
-    attrs = opdef.bind_attrs(question.attrs)
+    attrs = opdef.bind_attrs(question.attrs, complete=False)
     specs = opdef.infer_shape(question.inputs, attrs, question.soc, upstream=True)
     for output, spec, shape in zip(opdef.outputs, specs, question.shapes, strict=False):
         if shape is not None:

@@ -24,6 +24,13 @@ def _v3_tiling(case: dict[str, Any]) -> Question:
     return plain.tiling({**case, "attrs": attrs})
 
 
+def _v1_tiling(case: dict[str, Any]) -> Question:
+    """``active_num`` was not extracted; the rows of the declared output tell it."""
+    rows = case["outputs"][0]["shape"][0]
+    active = rows // max(case["inputs"][2]["shape"][-1], 1)
+    return plain.tiling({**case, "attrs": {"active_num": active}})
+
+
 def _v3_golden(case: dict[str, Any]) -> Question:
     """The golden data stop after the valid rows, and keep the scales as a column."""
     question = plain.golden(case)
@@ -128,6 +135,7 @@ def _spec(shape: list[int] | None, dtype: str) -> TensorSpec | None:
 
 
 ADAPTERS: dict[str, Callable[[Any], Question]] = {
+    "tiling_moe_init_routing": _v1_tiling,
     "tiling_moe_init_routing_v3": _v3_tiling,
     "golden_moe_init_routing_v3": _v3_golden,
     "infershape_moe_init_routing_v3_helpercases": _v3_helper,

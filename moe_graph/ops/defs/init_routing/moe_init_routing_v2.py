@@ -42,7 +42,8 @@ DROPLESS, DROP_PAD = 0, 1
 NO_COUNTS, CUMSUM, COUNT = 0, 1, 2
 
 
-def _shapes(op: Call) -> Specs:
+def infer_shapes(op: Call) -> Specs:
+    """Return the specs of the four outputs; MoeInitRoutingQuantV2 begins like this."""
     tokens, hidden = op.dims("x", rank=2)
     id_tokens, top_k = op.dims("expert_idx", rank=2)
     op.expect_equal("expert_idx", id_tokens, tokens, "dim 0")
@@ -231,7 +232,7 @@ OPDEF = register(
             Attr("expert_tokens_count_or_cumsum_flag", "Int", 0),
             Attr("expert_tokens_before_capacity_flag", "Bool", False),
         ),
-        shape_rule=_shapes,
+        shape_rule=infer_shapes,
         checked_outputs=("expanded_x", "expanded_row_idx"),
         forms=(
             Form("dropless", {"x": "T H", "expert_idx": "T K"}),
