@@ -25,7 +25,7 @@ def rows() -> list[tuple[str, str, str, str, str]]:
         (
             opdef.ge_type,
             f"ops.{opdef.function}" if opdef.function else torch_form(opdef),
-            backward_of(opdef),
+            "yes" if opdef.autograd else "no",
             ", ".join(soc.value for soc in opdef.products),
             "; ".join(_limit_texts(opdef)) or "-",
         )
@@ -35,7 +35,9 @@ def rows() -> list[tuple[str, str, str, str, str]]:
 
 def table() -> Table:
     """Return the table of all ops for a terminal."""
-    shown = Table(*HEADERS, title=f"moe_graph: {len(all_opdefs())} ops", title_justify="left")
+    shown = Table(title=f"moe_graph: {len(all_opdefs())} ops", title_justify="left")
+    for header in HEADERS:
+        shown.add_column(header, no_wrap=header == "op", overflow="fold")
     for row in rows():
         shown.add_row(*row)
     return shown

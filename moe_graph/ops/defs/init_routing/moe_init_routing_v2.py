@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from moe_graph.ops.defs.support.chunks import row_chunks
-from moe_graph.ops.defs.support.workers import run_parts
+from moe_graph.ops.defs.support.gather import gather_rows
 from moe_graph.ops.dims import Dim, is_unknown, known_less, minimum, mul
 from moe_graph.ops.opdef import (
     Attr,
@@ -105,7 +104,9 @@ def _compute(op: Call) -> Tensors:
     rows = min(op.active_num, copies) if op.active_num > 0 else copies
     position = torch.arange(copies, dtype=torch.int32, device=ids.device)
     row_idx = torch.empty_like(position).scatter_(0, order, position)
-    source = torch.div(order[:rows], max(op.expert_idx.shape[1], 1), rounding_mode="floor")
+    del position
+    # In place: eight bytes per copy are all that is held beside the outputs.
+    source = order[:rows].div_(max(op.expert_idx.shape[1], 1), rounding_mode="floor")
     per_expert = None
     if op.expert_tokens_count_or_cumsum_flag != NO_COUNTS:
         assert counts is not None
@@ -114,11 +115,7 @@ def _compute(op: Call) -> Tensors:
             per_expert = counts.cumsum(0)
         per_expert = per_expert.to(torch.int32)
     expanded = op.new_output((rows, op.x.shape[1]), op.x.dtype, op.x.device)
-
-    def gather(chunk: slice) -> None:
-        torch.index_select(op.x, 0, source[chunk], out=expanded[chunk])
-
-    run_parts(gather, row_chunks(rows, op.x.shape[1]))
+    gather_rows(op.x, source, expanded)
     return [expanded, row_idx, per_expert, None]
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_graph.ops.defs.support.chunks import row_chunks
-from moe_graph.ops.defs.support.workers import run_parts
+from moe_graph.ops.defs.support.gather import gather_rows
 from moe_graph.ops.dims import UNKNOWN, Dim, is_unknown, mul
 from moe_graph.ops.limit import attribute, dim
 from moe_graph.ops.opdef import Call, Limit, TensorSpec
@@ -17,9 +16,6 @@ from moe_graph.ops.opdef import Call, Limit, TensorSpec
 MAX_TOP_K = 512
 END_OF_EXACT = 16777215
 """Indices are sorted as fp32 on the device; the pages want them, and their number, below this."""
-
-_LARGER_PARTS = 16
-"""How much larger than a cache the parts of a plain copy are, as each part costs a call."""
 
 
 def index_dims(op: Call) -> tuple[Dim, Dim]:
@@ -150,11 +146,7 @@ def gather_tokens(op: Call, copies: torch.Tensor) -> torch.Tensor:
     output = op.new_output(shape, tokens.dtype, tokens.device)
     width = tokens.shape[1:].numel()
     table, rows = tokens.reshape(tokens.shape[0], width), output.view(copies.shape[0], width)
-
-    def gather(chunk: slice) -> None:
-        torch.index_select(table, 0, source[chunk], out=rows[chunk])
-
-    run_parts(gather, row_chunks(copies.shape[0], width // _LARGER_PARTS))
+    gather_rows(table, source, rows)
     return output
 
 
