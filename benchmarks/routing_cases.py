@@ -175,7 +175,7 @@ def _gating_softmax(tokens: int, hidden: int) -> Case:
         return weights.bfloat16(), ids.to(torch.int32)
 
     return Case(
-        lambda: ops.moe_gating_top_k_softmax(logits, TOP_K)[:2],
+        lambda: ops.moe_gating_top_k_softmax(logits, k=TOP_K)[:2],
         (softmax_and_topk,),
     )
 
