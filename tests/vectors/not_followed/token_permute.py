@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-_ONE_TILING = (
-    "MoeTokenPermuteGrad shares the tiling of MoeTokenUnpermute; its IR has no input for the probs "
-    "of this case"
-)
-
 REASONS: dict[tuple[str, str], str] = {
     (
         "infershape_moe_token_permute_with_ep_infershape",
         "MoeTokenPermuteWithEp_infershape_range_start_ge_end",
     ): "the value of range was not extracted; 2 rows of 6 copies follow from any (n, n - 4)",
-    ("tiling_moe_token_permute_grad", "test_tiling_with_probs_bf16"): _ONE_TILING,
-    ("tiling_moe_token_permute_grad", "test_tiling_with_probs_fp32_mix"): _ONE_TILING,
     (
         "opapi_aclnn_moe_token_unpermute_grad",
         "Ascend950_moe_token_unpermute_grad_with_probs_fp16",
