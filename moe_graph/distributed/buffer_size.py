@@ -21,6 +21,7 @@ def fullmesh_bytes(
     ep_world_size: int,
     local_experts: int,
     shared_experts: int = 0,
+    fullmesh_v2: bool = False,
     on_950: bool = False,
 ) -> int:
     """Return what a full-mesh exchange needs on A3 and Ascend 950; less is an error there.
@@ -32,45 +33,15 @@ def fullmesh_bytes(
         ep_world_size: ranks.
         local_experts: experts of one rank.
         shared_experts: shared experts of the layer.
+        fullmesh_v2: ``comm_alg="fullmesh_v2"``, where 480 of 512 bytes of a block carry data.
         on_950: Ascend 950, which keeps 1 KiB more per rank.
     """
-    return _fullmesh(
-        max_bs, hidden, top_k, ep_world_size, local_experts, shared_experts, on_950, 512
-    )
-
-
-def fullmesh_v2_bytes(
-    *,
-    max_bs: int,
-    hidden: int,
-    top_k: int,
-    ep_world_size: int,
-    local_experts: int,
-    shared_experts: int = 0,
-    on_950: bool = False,
-) -> int:
-    """Return what ``comm_alg="fullmesh_v2"`` needs: 480 of 512 bytes of a block carry data."""
-    return _fullmesh(
-        max_bs, hidden, top_k, ep_world_size, local_experts, shared_experts, on_950, 480
-    )
-
-
-def _fullmesh(
-    max_bs: int,
-    hidden: int,
-    top_k: int,
-    world: int,
-    local_experts: int,
-    shared_experts: int,
-    on_950: bool,
-    data_of_block: int,
-) -> int:
     with_assist = _align(_ELEMENT * hidden, 32) + 64
-    sent = _ceildiv(with_assist, data_of_block) * 512
+    sent = _ceildiv(with_assist, 480 if fullmesh_v2 else 512) * 512
     returned = _align(_ELEMENT * hidden, 512)
-    dispatched = local_experts * max_bs * world * sent
+    dispatched = local_experts * max_bs * ep_world_size * sent
     combined = (top_k + shared_experts) * max_bs * returned
-    return 2 * (dispatched + combined) + (world * 1024 if on_950 else 0)
+    return 2 * (dispatched + combined) + (ep_world_size * 1024 if on_950 else 0)
 
 
 def hierarchy_bytes(*, max_bs: int, hidden: int, top_k: int, experts: int) -> int:

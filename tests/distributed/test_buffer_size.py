@@ -16,8 +16,8 @@ def test_fullmesh() -> None:
 
 def test_fullmesh_v2_loses_32_bytes_of_each_block() -> None:
     # 14400 bytes are exactly 30 blocks of 480.
-    got = buffer_size.fullmesh_v2_bytes(
-        max_bs=1, hidden=7168, top_k=1, ep_world_size=2, local_experts=1
+    got = buffer_size.fullmesh_bytes(
+        max_bs=1, hidden=7168, top_k=1, ep_world_size=2, local_experts=1, fullmesh_v2=True
     )
     assert got == 2 * (2 * 30 * 512 + 14336)
 

@@ -23,6 +23,7 @@ from moe_graph.ops.defs.gating.norms import (
     SIGMOID,
     SOFTMAX,
     SQRT_SOFTPLUS,
+    divided_grad,
     normalise,
     normalise_grad,
     normalise_in_chunks,
@@ -254,8 +255,7 @@ def _backward(
     grad = grad_y.to(torch.float32) * ctx.scaling
     if ctx.divides:
         chosen = scores.gather(-1, expert_idx.to(torch.int64))
-        total = chosen.sum(-1, keepdim=True) + ctx.eps
-        grad = (grad - (grad * chosen).sum(-1, keepdim=True) / total) / total
+        grad = divided_grad(grad, chosen, ctx.eps)
     grad = scatter_to_experts(x, expert_idx, grad)
     if ctx.out_flag and grad_out is not None:
         grad = grad + grad_out

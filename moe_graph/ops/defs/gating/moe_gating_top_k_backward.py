@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from moe_graph.config import Soc
-from moe_graph.ops.defs.gating.norms import SIGMOID, scatter_to_experts
+from moe_graph.ops.defs.gating.norms import SIGMOID, divided_grad, scatter_to_experts
 from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.dims import known_less
 from moe_graph.ops.limit import dim
@@ -58,9 +58,7 @@ def _tiling(op: Call) -> None:
 def _compute(op: Call) -> Tensors:
     check_range(op, "expert_idx", op.expert_idx, 0, op.x_norm.shape[1], "the experts")
     chosen = op.x_norm.gather(1, op.expert_idx.to(torch.int64))
-    grad = op.grad_y.to(torch.float32) * op.routed_scaling_factor
-    total = chosen.sum(1, keepdim=True) + op.eps
-    grad = (grad - (grad * chosen).sum(1, keepdim=True) / total) / total
+    grad = divided_grad(op.grad_y.to(torch.float32) * op.routed_scaling_factor, chosen, op.eps)
     grad = grad * chosen * (1 - chosen)
     return [scatter_to_experts(op.x_norm, op.expert_idx, grad).to(op.grad_y.dtype)]
 

@@ -36,7 +36,15 @@ def normalise_grad(
         return scores * (grad - (grad * scores).sum(-1, keepdim=True))
     if norm_type == SIGMOID:
         return grad * scores * (1 - scores)
-    return grad * torch.sigmoid(x.to(torch.float32)) / (2 * scores)
+    slope = torch.sigmoid(x.to(torch.float32)) / (2 * scores)
+    # Where the score underflows to 0 (x below -104, masked experts) the quotient is 0 / 0.
+    return grad * slope.masked_fill(scores == 0, 0.0)
+
+
+def divided_grad(grad: torch.Tensor, chosen: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return the gradient of `chosen`, given that of ``chosen / (sum(chosen) + eps)``."""
+    total = chosen.sum(-1, keepdim=True) + eps
+    return (grad - (grad * chosen).sum(-1, keepdim=True) / total) / total
 
 
 def scatter_to_experts(
