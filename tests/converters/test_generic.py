@@ -11,6 +11,7 @@ import torch
 import torchair
 
 import moe_graph  # noqa: F401  (loads the emulated CANN before torch)
+from moe_graph.config import Soc
 from moe_graph.converters import register_converters
 from moe_graph.emulator.engine import session
 from moe_graph.ops import all_opdefs, find, use_product
@@ -500,6 +501,30 @@ def test_the_gradients_of_a_combine_lower(mode: int, scaled: bool, dynamic: bool
         gradients.append([leaf.grad.cpu() for leaf in placed])
     for got, want in zip(*gradients, strict=True):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("norm_type", [0, 1, 2])
+def test_the_gradient_of_a_router_lowers(norm_type: int) -> None:
+    def route(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = _ops.moe_gating_top_k(
+            x, None, None, None, TOP_K, renorm=1, norm_type=norm_type
+        )[0]
+        return y
+
+    compiled = torch.compile(
+        route, backend=torchair.get_npu_backend(), dynamic=True, fullgraph=True
+    )
+    with use_product(Soc.ASCEND950):
+        for tokens in (7, 12):
+            logits, weights = _randn(tokens, EXPERTS), _randn(tokens, TOP_K)
+            logits[:, 1] = -torch.inf
+            gradients = []
+            for run, device in ((compiled, "npu"), (route, "cpu")):
+                x = logits.to(device, copy=True).requires_grad_()
+                (run(x) * weights.to(device)).sum().backward()
+                gradients.append(x.grad.cpu())
+            torch.testing.assert_close(*gradients)
+            assert gradients[0].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

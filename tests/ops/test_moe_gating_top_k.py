@@ -105,6 +105,13 @@ def test_renorm_divides_and_scales() -> None:
     torch.testing.assert_close(y, 2 * values / values.sum(-1, keepdim=True))
 
 
+def test_scores_are_the_square_root_of_softplus() -> None:
+    x = torch.cat([_logits(3, 8) * 40, torch.tensor([[-torch.inf, -150, -90, 0, 20, 90, 1e38, 1]])])
+    with ops.use_product(Soc.ASCEND950):
+        out = ops.moe_gating_top_k(x, 2, norm_type=2, out_flag=True)[2]
+    torch.testing.assert_close(out, torch.nn.functional.softplus(x.double()).sqrt().float())
+
+
 def test_the_hash_table_chooses() -> None:
     x = _logits(3, 4)
     table = torch.tensor([[0, 1], [3, 2]], dtype=torch.int32)
@@ -195,6 +202,20 @@ def test_the_gradient_of_a_router(norm_type: int, renorm: int) -> None:
         return chosen * 1.5
 
     torch.testing.assert_close(x.grad, _exact_gradient(exact, x.detach(), grad))
+
+
+@pytest.mark.parametrize("norm_type", [0, 1, 2])
+def test_masked_experts_have_a_gradient_of_zero(norm_type: int) -> None:
+    logits = [[1.0, 2.0, -150.0, -torch.inf], [0.5, -torch.inf, 3.0, -torch.inf]]
+    x = torch.tensor(logits, requires_grad=True)
+    with ops.use_product(Soc.ASCEND950):
+        y, _, _ = ops.moe_gating_top_k(x, 2, norm_type=norm_type, renorm=1)
+    y.backward(torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
+    assert x.grad is not None
+    masked = x.detach() < -100
+    assert (x.grad[masked] == 0).all()
+    assert (x.grad[~masked] != 0).all()
+    assert x.grad.isfinite().all()
 
 
 def test_the_gradient_of_the_scores_that_are_returned() -> None:

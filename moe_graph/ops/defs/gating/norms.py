@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import softplus
 
 from moe_graph.ops.defs.support.chunks import row_chunks
 
@@ -17,7 +16,8 @@ def normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
         return torch.softmax(logits, -1)
     if norm_type == SIGMOID:
         return torch.sigmoid(logits)
-    return torch.sqrt(softplus(logits))
+    # TorchAir has no converter for softplus, and backward passes call this in graphs.
+    return torch.sqrt(torch.relu(logits) + torch.log1p(torch.exp(-logits.abs())))
 
 
 def normalise_in_chunks(x: torch.Tensor, norm_type: int) -> torch.Tensor:
