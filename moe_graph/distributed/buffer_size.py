@@ -46,7 +46,8 @@ def fullmesh_bytes(
 
 def hierarchy_bytes(*, max_bs: int, hidden: int, top_k: int, experts: int) -> int:
     """Return what ``comm_alg="hierarchy"`` needs on A3 and Ascend 950; less is an error there."""
-    per_row = _ELEMENT * hidden + 3 * _align(top_k, 8) * 4 + 64
+    indices = 3 * (top_k + 7) // 8 * 8  # from left to right, which is no alignment of 3 K
+    per_row = _ELEMENT * hidden + indices * 4 + 64
     return experts * max_bs * per_row + 404 * MIB
 
 

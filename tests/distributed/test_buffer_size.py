@@ -24,7 +24,9 @@ def test_fullmesh_v2_loses_32_bytes_of_each_block() -> None:
 
 def test_hierarchy() -> None:
     got = buffer_size.hierarchy_bytes(max_bs=32, hidden=4096, top_k=6, experts=128)
-    assert got == 128 * 32 * (8192 + 96 + 64) + 404 * MIB
+    assert got == 128 * 32 * (8192 + 32 * 4 + 64) + 404 * MIB  # 3 * 13 // 8 * 8
+    got = buffer_size.hierarchy_bytes(max_bs=64, hidden=6144, top_k=8, experts=256)
+    assert got == 256 * 64 * (12288 + 40 * 4 + 64) + 404 * MIB  # 3 * 15 // 8 * 8
 
 
 def test_a2() -> None:

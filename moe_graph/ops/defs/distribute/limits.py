@@ -42,7 +42,8 @@ def _several_servers(op: Call) -> bool:
 
 
 def _experts_per_rank(op: Call) -> int:
-    ranks = op.ep_world_size - op.shared_expert_rank_num
+    shared_ranks = 0 if op.soc is Soc.A2 else op.shared_expert_rank_num  # A2 does not read it
+    ranks = op.ep_world_size - shared_ranks
     experts: int = op.moe_expert_num // ranks if ranks > 0 else 0
     return experts
 

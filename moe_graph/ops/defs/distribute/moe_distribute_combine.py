@@ -112,6 +112,10 @@ def _check_special(op: Call, tokens: Dim, hidden: Dim) -> None:
         shared_tokens = functools.reduce(mul, leading, 1)
         op.expect_equal("shared_expert_x", shared_tokens, tokens, "tokens")
         op.expect_equal("shared_expert_x", width, hidden, "the last dim")
+        if op.soc is not Soc.A2 and op.shared_expert_rank_num != 0:
+            raise op.error(
+                "shared_expert_x", got="a tensor", want="nothing where ranks hold shared experts"
+            )
     if not hasattr(op, "ori_x"):
         return
     needs_x = op.copy_expert_num > 0 or op.const_expert_num > 0
