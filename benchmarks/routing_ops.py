@@ -58,8 +58,11 @@ def measure(name: str, case: Case, tokens: int, hidden: int, seconds: float) -> 
     calls = [case.ours, *case.peers]
     rounds, inner = _repeats(case.ours, seconds)
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds):
-        for call, own in zip(calls, times, strict=True):
+    pairs = list(zip(calls, times, strict=True))
+    for number in range(rounds):
+        # Each begins in turn: a call pays for memory that the one before it gave back.
+        first = number % len(pairs)
+        for call, own in pairs[first:] + pairs[:first]:
             own.append(_microseconds(call, inner))
     ours, *peers = [statistics.median(own) for own in times]
     extra = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from moe_graph.ops.defs.support.chunks import row_chunks
+from moe_graph.ops.defs.support.chunks import CHUNK_BYTES, slices
 from moe_graph.ops.defs.support.workers import run_parts
 
-_LARGER_PARTS = 16
-"""How much larger than a cache the parts of a plain copy are, as each part costs a call."""
+_PARTS = 8
+"""Into how many parts a large copy is cut: few, as each costs a call, but more than threads."""
 
 
 def gather_rows(table: torch.Tensor, source: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -19,10 +19,11 @@ def gather_rows(table: torch.Tensor, source: torch.Tensor, out: torch.Tensor) ->
         source: ``[R]`` int32 or int64.
         out: ``[R, H]`` contiguous, of the dtype of `table`.
     """
-    width = table.shape[1]
+    rows = source.shape[0]
+    smallest = CHUNK_BYTES // max(table.shape[1] * table.element_size(), 1)
 
-    def gather(chunk: slice) -> None:
-        torch.index_select(table, 0, source[chunk], out=out[chunk])
+    def gather(part: slice) -> None:
+        torch.index_select(table, 0, source[part], out=out[part])
 
-    run_parts(gather, row_chunks(source.shape[0], width // _LARGER_PARTS))
+    run_parts(gather, slices(rows, max(-(-rows // _PARTS), smallest)))
     return out
