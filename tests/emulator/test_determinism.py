@@ -19,6 +19,10 @@ RUNS = 20
 def _restore_threads() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
+    # Autograd's thread too: kernels in it would hand its setting on to threads that start later.
+    y = torch.ones(1, device="npu", requires_grad=True) * 2
+    y.register_hook(lambda _: torch.set_num_threads(threads))
+    y.backward()
     torch.set_num_threads(threads)
 
 
