@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moe_graph.config import Soc
 from moe_graph.ops import OpDef, current_product, find
-from moe_graph.ops.defs.token_permute.on_950 import SERVED_TYPES, Source, served_by
+from moe_graph.ops.defs.token_permute.on_950 import SERVED_TYPES, served_by
 from moe_graph.ops.torch_binding import ir_arguments, torch_name
 
 
@@ -41,7 +41,7 @@ def _decomposition(ge_type: str) -> Callable[..., Any]:
         served = served_by(ge_type, inputs, attrs)
         by_name = {each.name: value for each, value in zip(opdef.inputs, inputs, strict=True)}
         arguments = [
-            None if source is None else _prepared(by_name[source.name], source)
+            None if source is None else source.prepare(by_name[source.name])
             for source in served.inputs
         ]
         results = _torch_op(served.ge_type)(*arguments, **served.attrs)
@@ -53,13 +53,6 @@ def _decomposition(ge_type: str) -> Callable[..., Any]:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     return decompose
-
-
-def _prepared(value: Tensor | None, source: Source) -> Tensor | None:
-    if value is None:
-        return None
-    value = value.unsqueeze(1) if source.as_column else value
-    return value if source.dtype is None else value.to(source.dtype)
 
 
 def _absent(opdef: OpDef, index: int, arguments: list[Tensor | None]) -> Tensor:

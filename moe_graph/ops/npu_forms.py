@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from moe_graph.ops.errors import OpError
-from moe_graph.ops.functional.gating import moe_gating_top_k
+from moe_graph.ops.functional.experts import moe_update_expert
+from moe_graph.ops.functional.gating import moe_gating_top_k, moe_gating_top_k_softmax
 from moe_graph.ops.functional.routing_map import (
     moe_token_permute_with_routing_map,
     moe_token_permute_with_routing_map_grad,
@@ -27,7 +28,9 @@ from moe_graph.ops.functional.routing_map import (
     moe_token_unpermute_with_routing_map_grad,
 )
 from moe_graph.ops.functional.token_permute import (
+    moe_token_permute,
     moe_token_permute_grad,
+    moe_token_unpermute,
     moe_token_unpermute_grad,
 )
 
@@ -153,10 +156,6 @@ def _gating_backward(
     )
 
 
-def _gating_softmax(x: Tensor, finished: Tensor | None = None, k: int = 1) -> Any:
-    return _ops.moe_gating_top_k_softmax(x, finished, k)
-
-
 def _re_routing(
     tokens: Tensor,
     counts: Tensor,
@@ -169,35 +168,6 @@ def _re_routing(
     if tokens_dtype is not None:
         raise OpError("MoeReRouting", "tokens_dtype", got=tokens_dtype, want="None")
     return _ops.moe_re_routing(tokens, counts, per_token_scales, expert_token_num_type, idx_type)
-
-
-def _update_expert(
-    expert_ids: Tensor,
-    eplb_table: Tensor,
-    *,
-    expert_scales: Tensor | None = None,
-    pruning_threshold: Tensor | None = None,
-    active_mask: Tensor | None = None,
-    local_rank_id: int = -1,
-    world_size: int = -1,
-    balance_mode: int = 0,
-) -> Any:
-    return _ops.moe_update_expert(
-        expert_ids,
-        eplb_table,
-        expert_scales,
-        pruning_threshold,
-        active_mask,
-        local_rank_id,
-        world_size,
-        balance_mode,
-    )
-
-
-def _token_permute(
-    tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
-) -> Any:
-    return _ops.moe_token_permute(tokens, indices, num_out_tokens or 0, padded_mode)
 
 
 def _token_permute_grad(
@@ -222,19 +192,6 @@ def _token_permute_grad_v2(
     return moe_token_permute_grad(grad, sorted_indices, int(num_topK), padded_mode)
 
 
-def _token_unpermute(
-    rows: Tensor,
-    sorted_indices: Tensor,
-    probs: Tensor | None = None,
-    padded_mode: bool = False,
-    restore_shape: Sequence[int] | None = None,
-) -> Tensor:
-    output: Tensor = _ops.moe_token_unpermute(
-        rows, sorted_indices, probs, padded_mode, list(restore_shape or ())
-    )
-    return output
-
-
 def _token_unpermute_and_keep(
     rows: Tensor,
     sorted_indices: Tensor,
@@ -244,7 +201,7 @@ def _token_unpermute_and_keep(
 ) -> tuple[Tensor, Tensor]:
     """The second output is what the gradient of the probs reads."""
     kept = rows if probs is not None else rows.new_empty((0,))
-    return _token_unpermute(rows, sorted_indices, probs, padded_mode, restore_shape), kept
+    return moe_token_unpermute(rows, sorted_indices, probs, padded_mode, restore_shape), kept
 
 
 def _token_unpermute_grad_v2(
@@ -265,17 +222,6 @@ def _token_unpermute_grad_v2(
     return moe_token_unpermute_grad(
         permuted_tokens, grad, sorted_indices, probs, padded_mode, restore_shape
     )
-
-
-def _token_unpermute_grad(
-    rows: Tensor,
-    grad: Tensor,
-    sorted_indices: Tensor,
-    probs: Tensor | None = None,
-    padded_mode: bool = False,
-    restore_shape: Sequence[int] | None = None,
-) -> Any:
-    return moe_token_unpermute_grad(rows, grad, sorted_indices, probs, padded_mode, restore_shape)
 
 
 def _unpermute_with_map_and_keep(
@@ -300,22 +246,22 @@ FORMS: dict[str, Callable[..., Any]] = {
     "npu_moe_finalize_routing": _finalize_routing,
     "npu_moe_gating_top_k": moe_gating_top_k,
     "npu_moe_gating_top_k_backward": _gating_backward,
-    "npu_moe_gating_top_k_softmax": _gating_softmax,
+    "npu_moe_gating_top_k_softmax": moe_gating_top_k_softmax,
     "npu_moe_gating_top_k_softmax_v2": _gating_softmax_v2,
     "npu_moe_init_routing": _init_routing,
     "npu_moe_init_routing_quant": _init_routing_quant,
     "npu_moe_init_routing_v2": _init_routing_v2,
     "npu_moe_re_routing": _re_routing,
-    "npu_moe_token_permute": _token_permute,
+    "npu_moe_token_permute": moe_token_permute,
     "npu_moe_token_permute_grad": _token_permute_grad,
     "npu_moe_token_permute_grad_v2": _token_permute_grad_v2,
     "npu_moe_token_permute_with_routing_map": moe_token_permute_with_routing_map,
     "npu_moe_token_permute_with_routing_map_grad": moe_token_permute_with_routing_map_grad,
-    "npu_moe_token_unpermute": _token_unpermute,
-    "npu_moe_token_unpermute_grad": _token_unpermute_grad,
+    "npu_moe_token_unpermute": moe_token_unpermute,
+    "npu_moe_token_unpermute_grad": moe_token_unpermute_grad,
     "npu_moe_token_unpermute_grad_v2": _token_unpermute_grad_v2,
     "npu_moe_token_unpermute_with_routing_map": moe_token_unpermute_with_routing_map,
     "npu_moe_token_unpermute_with_routing_map_grad": moe_token_unpermute_with_routing_map_grad,
-    "npu_moe_update_expert": _update_expert,
+    "npu_moe_update_expert": moe_update_expert,
 }
 """Operator name in ``torch.ops.npu`` -> the same in ops of this project."""

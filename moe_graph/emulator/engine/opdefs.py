@@ -57,7 +57,7 @@ class _OpDefCall:
         product = current_product()
         self._opdef.require_in_graph_engine(product)
         bound, specs = self._checks(inputs, attrs, product)
-        results = self._opdef.kernel(list(inputs), bound, memory=memory)
+        results = self._opdef.kernel(list(inputs), bound, product, memory)
         outputs = [self._output(index) for index in range(len(results))]
         for output, spec, result in zip(outputs, specs, results, strict=True):
             _check(output.name, spec, result)

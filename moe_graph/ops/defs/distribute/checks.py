@@ -154,6 +154,17 @@ def check_mask(op: Call, tokens: Dim, top_k: Dim) -> None:
             )
 
 
+def check_expert_scales(op: Call, tokens: Dim, top_k: Dim) -> None:
+    """Check ``expert_scales``, which is given: one weight per (token, expert) pair.
+
+    Raises:
+        OpError: another shape.
+    """
+    scale_tokens, scale_k = op.dims("expert_scales", rank=2)
+    op.expect_equal("expert_scales", scale_tokens, tokens, "dim 0")
+    op.expect_equal("expert_scales", scale_k, top_k, "dim 1")
+
+
 def check_group_inputs(op: Call) -> None:
     """Check ``elastic_info`` and ``performance_info``, which ccu does not look at.
 

@@ -10,6 +10,8 @@ import torch
 
 from moe_graph.config import Soc
 from moe_graph.ops.defs.distribute.checks import (
+    RANKS_PER_SERVER,
+    check_expert_scales,
     check_experts,
     check_global_bs,
     check_group,
@@ -27,7 +29,6 @@ from moe_graph.ops.dims import Dim, floordiv, mul
 from moe_graph.ops.opdef import Call, Specs, TensorSpec
 
 ASSIST_INFO_PER_ROW = 128
-_RANKS_PER_SERVER = 8
 
 
 def infer_shapes(op: Call, *, first_version: bool) -> Specs:
@@ -61,8 +62,8 @@ def _reduce_counts(op: Call, batch: Batch, top_k: Dim) -> Dim:
         return 0
     pairs = mul(batch.global_bs, mul(2, top_k))
     if op.soc is Soc.A2:
-        return mul(pairs, op.ep_world_size // _RANKS_PER_SERVER)
-    return floordiv(mul(pairs, op.ep_world_size), _RANKS_PER_SERVER)
+        return mul(pairs, op.ep_world_size // RANKS_PER_SERVER)
+    return floordiv(mul(pairs, op.ep_world_size), RANKS_PER_SERVER)
 
 
 def check_tiling(op: Call, *, first_version: bool) -> None:
@@ -79,9 +80,7 @@ def check_tiling(op: Call, *, first_version: bool) -> None:
     check_group_inputs(op)
     op.expect_one_of("expert_token_nums_type", (0, 1))
     if op.expert_scales is not None:
-        scale_tokens, scale_k = op.dims("expert_scales", rank=2)
-        op.expect_equal("expert_scales", scale_tokens, tokens, "dim 0")
-        op.expect_equal("expert_scales", scale_k, top_k, "dim 1")
+        check_expert_scales(op, tokens, top_k)
     if op.soc is Soc.A2:
         _check_a2(op)
     expand_x, *_ = infer_shapes(op, first_version=first_version)

@@ -19,6 +19,7 @@ import torch
 
 from moe_graph.config import Soc
 from moe_graph.ops.defs.distribute.checks import (
+    check_expert_scales,
     check_experts,
     check_global_bs,
     check_group,
@@ -40,7 +41,7 @@ _RESERVED = ("activation_scale", "weight_scale", "group_list")
 def _shapes(op: Call) -> Specs:
     tokens = _dim(op, "expert_ids", 0)
     hidden = _dim(op, "expand_x", 1)
-    return [TensorSpec((tokens, hidden), _row_dtype(op))]
+    return [TensorSpec((tokens, hidden), op.expand_x.dtype)]
 
 
 def _dim(op: Call, argument: str, index: int) -> Dim:
@@ -51,11 +52,6 @@ def _dim(op: Call, argument: str, index: int) -> Dim:
     return op.dims(argument, rank=2)[index]
 
 
-def _row_dtype(op: Call) -> torch.dtype:
-    dtype: torch.dtype = op.expand_x.dtype
-    return dtype
-
-
 def _tiling(op: Call) -> None:
     check_group(op)
     layout = layout_at_run_time(op)
@@ -64,9 +60,7 @@ def _tiling(op: Call) -> None:
     rows, hidden = op.dims("expand_x", rank=2)
     if not is_ccu(op):
         check_top_k(op, top_k)
-    scale_tokens, scale_k = op.dims("expert_scales", rank=2)
-    op.expect_equal("expert_scales", scale_tokens, tokens, "dim 0")
-    op.expect_equal("expert_scales", scale_k, top_k, "dim 1")
+    check_expert_scales(op, tokens, top_k)
     check_global_bs(op, tokens)
     check_mask(op, tokens, top_k)
     check_group_inputs(op)

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from moe_graph.config import Soc
-from moe_graph.ops.dims import Dim, floordiv, is_unknown, mul
+from moe_graph.ops.dims import Dim, ceildiv, mul
 from moe_graph.ops.ir import TensorSpec, dtype_name, show_shape
 from moe_graph.ops.opdef import Call
 
@@ -92,17 +92,13 @@ def dynamic_scales(op: Call, rows: Dim, hidden: Dim) -> TensorSpec:
     if op.soc is not Soc.ASCEND950:
         return TensorSpec((rows,), dtype, bounds=(0,))
     if op.quant_mode == PER_GROUP:
-        return TensorSpec((rows, _ceildiv(hidden, 128)), dtype, bounds=(0,))
+        return TensorSpec((rows, ceildiv(hidden, 128)), dtype, bounds=(0,))
     if op.quant_mode in (MX, MX_CLIP):
-        even = mul(_ceildiv(_ceildiv(hidden, 32), 2), 2)
+        even = mul(ceildiv(ceildiv(hidden, 32), 2), 2)
         return TensorSpec((rows, even), dtype, bounds=(0,))
     if op.quant_mode == NO_QUANT and op.scales is not None:
         return TensorSpec((rows, op.dims("scales", rank=2)[1]), dtype, bounds=(0,))
     return TensorSpec((rows,), dtype, bounds=(0,))
-
-
-def _ceildiv(dim: Dim, divisor: int) -> Dim:
-    return dim if is_unknown(dim) else floordiv(dim + divisor - 1, divisor)
 
 
 def check_quantisation(op: Call, expand_x: TensorSpec, scale_rows: int) -> None:

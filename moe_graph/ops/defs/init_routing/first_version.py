@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import torch
 
+from moe_graph.ops.defs.init_routing.moe_init_routing_v2 import MAX_EXACT_ID
 from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.support.poison import poisoned
 from moe_graph.ops.dims import Dim, is_unknown, minimum, mul
 from moe_graph.ops.opdef import Call, Specs, TensorSpec
-
-MAX_EXACT_ID = 1 << 24
-"""Ids are compared as fp32 on the device."""
 
 
 def infer_shapes(op: Call, row_dtype: torch.dtype) -> Specs:

@@ -9,12 +9,27 @@ from __future__ import annotations
 
 import torch
 
+from moe_graph.ops.opdef import Call
+
 INT8_MAX = 127.0
 
 
 def to_int8(values: torch.Tensor) -> torch.Tensor:
     """Return fp32 `values`, which are overwritten, as int8."""
     return values.round_().nan_to_num_(nan=0.0).clamp_(-128, 127).to(torch.int8)
+
+
+def check_static(op: Call) -> None:
+    """Check what the static quantisation of :func:`static_int8` needs: one scale, one offset.
+
+    Raises:
+        OpError: one is absent or of another shape.
+    """
+    for name in ("scale", "offset"):
+        if getattr(op, name) is None:
+            raise op.error(name, got="nothing", want="[1], for quant_mode 0")
+        (size,) = op.dims(name, rank=1)
+        op.expect_equal(name, size, 1, "dim 0")
 
 
 def static_int8(rows: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:

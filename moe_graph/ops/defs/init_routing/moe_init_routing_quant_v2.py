@@ -14,7 +14,12 @@ from __future__ import annotations
 import torch
 
 from moe_graph.ops.defs.init_routing import moe_init_routing_v2
-from moe_graph.ops.defs.init_routing.int8_rounding import dynamic_int8, static_int8, to_int8
+from moe_graph.ops.defs.init_routing.int8_rounding import (
+    check_static,
+    dynamic_int8,
+    static_int8,
+    to_int8,
+)
 from moe_graph.ops.defs.support.chunks import row_chunks
 from moe_graph.ops.defs.support.poison import poisoned
 from moe_graph.ops.defs.support.workers import run_parts
@@ -49,11 +54,7 @@ def _shapes(op: Call) -> Specs:
 
 def _check_scale(op: Call, hidden: Dim) -> None:
     if op.quant_mode == STATIC:
-        for name in ("scale", "offset"):
-            if getattr(op, name) is None:
-                raise op.error(name, got="nothing", want="[1], for quant_mode 0")
-            (size,) = op.dims(name, rank=1)
-            op.expect_equal(name, size, 1, "dim 0")
+        check_static(op)
     elif op.scale is not None:
         rows, width = op.dims("scale", rank=2)
         if isinstance(rows, int) and rows not in (-1, 1, op.expert_num):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from moe_graph.config import Soc
+from moe_graph.ops.defs.init_routing.int8_rounding import check_static
 from moe_graph.ops.dims import UNKNOWN, Dim, ceildiv, is_unknown, known_less, minimum, mul
 from moe_graph.ops.ir import dtype_name
 from moe_graph.ops.opdef import Call, Specs, TensorSpec, show_shape
@@ -141,10 +142,7 @@ def _has_mx_scale(op: Call) -> bool:
 def _check_scale(op: Call, tokens: Dim, hidden: Dim) -> None:
     mode = op.quant_mode
     if mode == STATIC:
-        for name in ("scale", "offset"):
-            if getattr(op, name) is None:
-                raise op.error(name, got="nothing", want="[1], for quant_mode 0")
-            _expect_one(op, name)
+        check_static(op)
     if op.scale is None or not op.scale.rank_known:
         return
     if mode == NO_QUANT:
@@ -152,7 +150,8 @@ def _check_scale(op: Call, tokens: Dim, hidden: Dim) -> None:
             raise op.error("scale", got=f"shape {show_shape(op.scale.shape)}", want="[T]")
         op.expect_equal("scale", op.scale.shape[0], tokens, "dim 0")
     elif mode == HIF8_PER_TENSOR:
-        _expect_one(op, "scale")
+        (size,) = op.dims("scale", rank=1)
+        op.expect_equal("scale", size, 1, "dim 0")
     elif mode in (DYNAMIC, INT4_DYNAMIC):
         rows, width = op.dims("scale", rank=2)
         start, end = expert_range(op)
@@ -160,11 +159,6 @@ def _check_scale(op: Call, tokens: Dim, hidden: Dim) -> None:
         if isinstance(rows, int) and rows not in (UNKNOWN, *allowed):
             raise op.error("scale", got=f"dim 0 {rows}", want=" or ".join(map(str, allowed)))
         op.expect_equal("scale", width, hidden, "dim 1")
-
-
-def _expect_one(op: Call, name: str) -> None:
-    (size,) = op.dims(name, rank=1)
-    op.expect_equal(name, size, 1, "dim 0")
 
 
 def check_tiling(op: Call) -> None:

@@ -1,7 +1,8 @@
-"""The two readings of ``group_list``, which must not be confused: ends of groups, or their sizes.
+"""How a product is grouped: the axis, and the groups along it.
 
-An int64 list says nothing of which one it is, so a list that only fits the other reading is an
-error that says so.
+``group_list`` has two readings, which must not be confused: ends of groups, or their sizes. An
+int64 list says nothing of which one it is, so a list that only fits the other reading is an error
+that says so.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from itertools import accumulate
 
 from moe_graph.ops.opdef import Call
 
-CUMSUM, COUNT = 0, 1
+UNGROUPED, ROWS, INNER = -1, 0, 2  # group_type
+CUMSUM, COUNT = 0, 1  # group_list_type
 
 
 def group_ends(op: Call, rows: int) -> list[int]:

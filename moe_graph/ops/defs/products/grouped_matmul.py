@@ -20,7 +20,7 @@ from typing import Literal
 
 import torch
 
-from moe_graph.ops.defs.products.group_lists import COUNT, CUMSUM
+from moe_graph.ops.defs.products.group_lists import COUNT, CUMSUM, INNER, ROWS, UNGROUPED
 from moe_graph.ops.defs.products.grouped_matmul_autograd import AUTOGRAD
 from moe_graph.ops.defs.products.grouped_matmul_kernel import compute, naive
 from moe_graph.ops.dims import UNKNOWN, Dim, is_unknown
@@ -38,7 +38,6 @@ from moe_graph.ops.opdef import (
 )
 from moe_graph.ops.registry import register
 
-UNGROUPED, ROWS, INNER = -1, 0, 2
 MAX_GROUPS, MAX_TENSORS = 1024, 128
 LAST_DIM_END = 65536
 

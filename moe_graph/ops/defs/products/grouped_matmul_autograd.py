@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from moe_graph.ops.defs.products.group_lists import INNER, ROWS, UNGROUPED
 from moe_graph.ops.opdef import Autograd
 
-_UNGROUPED, _ROWS, _INNER = -1, 0, 2
 _EMPTY_LISTS = ("scale", "offset", "antiquant_scale", "antiquant_offset")
 """Inputs of quantised products: PyTorch wants a list for each list, also for an empty one."""
 
@@ -34,9 +34,9 @@ def _backward(ctx: Any, grads: Sequence[torch.Tensor]) -> Grads:
     x, weight = tensors[:of_x], tensors[of_x : of_x + of_weight]
     bias = tensors[of_x + of_weight :]
     empty: Grads = {name: [] for name in _EMPTY_LISTS}
-    if ctx.group_type == _UNGROUPED:
+    if ctx.group_type == UNGROUPED:
         return empty | _ungrouped(ctx, x, weight, bias, grads)
-    if ctx.group_type == _ROWS and of_x == 1:
+    if ctx.group_type == ROWS and of_x == 1:
         return empty | _rows(ctx, x[0], weight, bias, group_list, grads[0])
     raise NotImplementedError(
         "moe_graph::grouped_matmul has no gradient for group_type "
@@ -53,7 +53,7 @@ def _ungrouped(
 ) -> Grads:
     pairs = list(zip(x, grads, strict=True))
     return {
-        "x": _product(list(grads), list(weight), not ctx.transpose_weight, _UNGROUPED),
+        "x": _product(list(grads), list(weight), not ctx.transpose_weight, UNGROUPED),
         "weight": [
             torch.mm(grad.t(), rows) if ctx.transpose_weight else torch.mm(rows.t(), grad)
             for rows, grad in pairs
@@ -75,14 +75,14 @@ def _rows(
 ) -> Grads:
     def by_inner(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = torch.ops.moe_graph.grouped_matmul_single(
-            left, right, None, group_list, False, True, _INNER, ctx.group_list_type
+            left, right, None, group_list, False, True, INNER, ctx.group_list_type
         )
         return y
 
     by_group = by_inner(grad, x) if ctx.transpose_weight else by_inner(x, grad)
     found: Grads = {
         "x": _product(
-            [grad], list(weight), not ctx.transpose_weight, _ROWS, group_list, ctx.group_list_type
+            [grad], list(weight), not ctx.transpose_weight, ROWS, group_list, ctx.group_list_type
         ),
         "weight": [by_group] if weight[0].dim() == 3 else list(by_group.unbind(0)),
         "bias": [],
@@ -112,7 +112,7 @@ def _product(
         [],
         [],
         group_list,
-        split_item=0 if group_type == _UNGROUPED else 3,
+        split_item=0 if group_type == UNGROUPED else 3,
         transpose_weight=transpose_weight,
         group_type=group_type,
         group_list_type=group_list_type,

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from moe_graph.ops.defs.products.group_lists import COUNT, group_ends
+from moe_graph.ops.defs.products.group_lists import COUNT, INNER, ROWS, group_ends
 from moe_graph.ops.defs.support.chunks import slices
 from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.opdef import Call, Tensors
-
-_INNER, _ROWS = 2, 0
 
 _BLOCK_ROWS = 512
 """Rows of one product; more per block gain nothing, and one large group must not be one part."""
@@ -21,9 +19,9 @@ _BLOCK_ROWS = 512
 
 def compute(op: Call) -> Tensors:
     """Multiply; the shapes are those of `grouped_matmul.py`."""
-    if op.group_type == _INNER:
+    if op.group_type == INNER:
         return [_inner(op)]
-    if op.group_type == _ROWS:
+    if op.group_type == ROWS:
         return [_rows(op)]
     products = [
         x.new_empty((x.shape[0], _columns(op, op.weight[group]))) for group, x in enumerate(op.x)
@@ -123,14 +121,14 @@ def naive(op: Call) -> Tensors:
     """The definition: every element of y is one fp32 dot product plus bias, rounded once."""
     wide_x = [x.to(torch.float32) for x in op.x]
     weights = list(op.weight[0]) if op.weight[0].dim() == 3 else list(op.weight)
-    if op.group_type == _INNER:
+    if op.group_type == INNER:
         x, weight = wide_x[0], weights[0].to(torch.float32)
         sizes = _sizes(op)
         rows = sum(sizes)
         parts = zip(torch.split(x[:rows], sizes), torch.split(weight[:rows], sizes), strict=True)
         return [torch.stack([a.t() @ b for a, b in parts]).to(op.x[0].dtype)]
     wide = [(w.t() if op.transpose_weight else w).to(torch.float32) for w in weights]
-    if op.group_type == _ROWS:
+    if op.group_type == ROWS:
         joined = torch.cat(wide_x)
         sizes = _sizes(op) if op.group_list is not None else [x.shape[0] for x in wide_x]
         wide_x = list(torch.split(joined[: sum(sizes)], sizes))
@@ -140,7 +138,7 @@ def naive(op: Call) -> Tensors:
         if op.bias:
             product = product + (op.bias[0][group] if op.bias[0].dim() == 2 else op.bias[group])
         products.append(product.to(op.x[0].dtype))
-    if op.group_type != _ROWS:
+    if op.group_type != ROWS:
         return list(products)
     y = torch.cat(products)
     unwritten = joined.shape[0] - y.shape[0]

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from moe_graph.ops.defs.products.grouped_matmul import INNER, OPDEF, ROWS
+from moe_graph.ops.defs.products.group_lists import INNER, ROWS
+from moe_graph.ops.defs.products.grouped_matmul import OPDEF
 from moe_graph.ops.opdef import Autograd
 from moe_graph.ops.torch_binding import define
 

@@ -27,13 +27,13 @@ from moe_graph.ops.defs.routing_map.routing_maps import (
     MAX_SORTED,
     MAX_TOP_K,
     copies_of,
-    copy_rows,
     mask_of,
     places_of_copies,
     places_of_rows,
     rows_of_tokens,
     whole,
 )
+from moe_graph.ops.defs.support.gather import gather_rows
 from moe_graph.ops.defs.support.poison import poison_, poisoned
 from moe_graph.ops.dims import Dim, is_unknown, mul
 from moe_graph.ops.limit import dim
@@ -104,7 +104,7 @@ def _compute(op: Call) -> Tensors:
         probs[:filled] = op.probs.t().reshape(-1).index_select(0, places)
     del places
     permuted = op.new_output((rows, op.tokens.shape[1]), op.tokens.dtype, op.tokens.device)
-    copy_rows(op.tokens, token_of_row, permuted[:filled])
+    gather_rows(op.tokens, token_of_row, permuted[:filled])
     poison_(permuted[filled:])
     return [permuted, probs, sorted_indices]
 

@@ -24,7 +24,6 @@ from moe_graph.ops.defs.routing_map.routing_maps import (
     UNPERMUTE_ROWS,
     check_whole,
     copies_of,
-    copy_rows,
     mask_of,
     places_of_copies,
     places_of_rows,
@@ -34,6 +33,7 @@ from moe_graph.ops.defs.routing_map.routing_maps import (
 from moe_graph.ops.defs.routing_map.unpermute_grad_limits import LIMITS
 from moe_graph.ops.defs.support.checks import check_range
 from moe_graph.ops.defs.support.chunks import row_chunks
+from moe_graph.ops.defs.support.gather import gather_rows
 from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.dims import Dim, known_less
 from moe_graph.ops.opdef import (
@@ -149,7 +149,7 @@ def _compute(op: Call) -> Tensors:
         dot = _weighted(op, token_of_row, places, output)
         probs_grad = spread(dot.to(op.probs.dtype), places, op.probs.shape)
     elif grad.shape[0]:
-        copy_rows(grad, token_of_row.clamp(min=0), output)
+        gather_rows(grad, token_of_row.clamp(min=0), output)
     if not bool(filled.all()):
         output.masked_fill_(~filled.unsqueeze(1), torch.nan)
     return [output, probs_grad]

@@ -1,4 +1,4 @@
-"""What the ops with a routing map share: the map itself, and copies and sums of rows.
+"""What the ops with a routing map share: the map itself, and sums of rows.
 
 A routing map says with 1 or true which experts a token goes to. The copies (token, expert) that it
 lists are numbered in expert order: expert by expert, tokens ascending. That number is the row of a
@@ -30,9 +30,6 @@ MAPS = (torch.bool, torch.int8) * 4
 MAX_TOP_K = 512
 MAX_SORTED = (1 << 24) - 2
 """Indices are sorted as fp32 on the device; the pages want fewer than 16777215."""
-
-_LARGER_PARTS = 16
-"""How much larger than a cache the parts of a plain copy are, as each part costs a call."""
 
 
 def whole(total: Dim, parts: Dim) -> Dim:
@@ -71,15 +68,6 @@ def check_whole(op: Call, argument: str, count: int, parts: int, of: str) -> Non
     """
     if count % parts if parts else count:
         raise op.error(argument, got=f"{count} rows", want=f"a multiple of {of} = {parts}")
-
-
-def copy_rows(source: torch.Tensor, index: torch.Tensor, output: torch.Tensor) -> None:
-    """Write ``source[index]`` to `output`."""
-
-    def work(chunk: slice) -> None:
-        torch.index_select(source, 0, index[chunk], out=output[chunk])
-
-    run_parts(work, row_chunks(index.shape[0], source.shape[1] // _LARGER_PARTS))
 
 
 def places_of_copies(mask: torch.Tensor) -> torch.Tensor:

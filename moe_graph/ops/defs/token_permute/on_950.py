@@ -48,6 +48,14 @@ class Source:
     as_column: bool = False
     dtype: torch.dtype | None = None
 
+    def prepare(self, value: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the input of the served op as the serving op takes it, None for an absent one."""
+        if value is None:
+            return None
+        if self.as_column:
+            value = value.unsqueeze(1)
+        return value if self.dtype is None else value.to(self.dtype)
+
 
 @dataclass(frozen=True)
 class Served:
@@ -93,20 +101,14 @@ def compute(op: Call, how: Literal["kernel", "reference"]) -> Tensors:
     served = _SERVED[op.opdef.ge_type](op)
     opdef = find(served.ge_type)
     assert opdef is not None
-    inputs = [None if source is None else _prepared(op, source) for source in served.inputs]
+    inputs = [
+        None if source is None else source.prepare(getattr(op, source.name))
+        for source in served.inputs
+    ]
     attrs = opdef.bind_attrs(served.attrs)
     opdef.infer(specs_of(inputs), attrs, op.soc)
     outputs = getattr(opdef, how)(inputs, attrs, op.soc)
     return [None if at is None else outputs[at] for at in served.outputs]
-
-
-def _prepared(op: Call, source: Source) -> torch.Tensor | None:
-    value: torch.Tensor | None = getattr(op, source.name)
-    if value is None:
-        return None
-    if source.as_column:
-        value = value.unsqueeze(1)
-    return value if source.dtype is None else value.to(source.dtype)
 
 
 def _permute(op: Call) -> Served:
