@@ -7,8 +7,11 @@ a product per expert between dispatch and combine.
 from __future__ import annotations
 
 import torch
+import transformers.integrations.moe  # noqa: F401  registers transformers::grouped_mm_fallback
 from torch import Tensor, nn
 from torch.nn import functional
+
+grouped_mm = torch.ops.transformers.grouped_mm_fallback
 
 
 class TopPSampling(nn.Module):
@@ -129,6 +132,250 @@ class VectorQuantisation(nn.Module):
         return functional.one_hot(nearest, 8).to(x.dtype) @ self.codes
 
 
+class BucketLoop(nn.Module):
+    """A loop over buckets as over experts, with one network for all of them."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.scores = nn.Linear(width, 4)
+        self.network = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, buckets = self.scores(x).softmax(-1).topk(2)
+        out = torch.zeros_like(x)
+        for bucket in range(4):
+            row, nth = torch.where(buckets == bucket)
+            out.index_add_(0, row, self.network(x[row]) * weights[row, nth, None])
+        return out
+
+
+class HeadPerClass(nn.Module):
+    """A head per class, chosen by labels that come with the data."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for label, head in enumerate(self.heads):
+            rows = torch.where(labels == label)[0]
+            out[rows] = head(x[rows])
+        return out
+
+
+class AdapterPerRequest(nn.Module):
+    """Low-rank weights gathered by the adapter of each request."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width)
+        self.down = nn.Parameter(torch.randn(5, 2, width))
+        self.up = nn.Parameter(torch.randn(5, width, 2))
+
+    def forward(self, x: Tensor, adapters: Tensor) -> Tensor:
+        low = torch.bmm(self.down[adapters], x.unsqueeze(-1))
+        return self.base(x) + torch.bmm(self.up[adapters], low).squeeze(-1)
+
+
+class NetworkPerModality(nn.Module):
+    """Sorts tokens by a kind that comes with the data, multiplies each kind, sorts back."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(3, width, width))
+
+    def forward(self, x: Tensor, kinds: Tensor) -> Tensor:
+        order = torch.argsort(kinds, stable=True)
+        ends = functional.one_hot(kinds, 3).sum(0).cumsum(0).to(torch.int32)
+        rows = grouped_mm(x[order], self.weights, offs=ends)
+        return rows[torch.argsort(order)]
+
+
+class OneHotPositions(nn.Module):
+    """Adds embeddings of positions by one-hot products, cut off at a longest distance."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(8, width))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        place = torch.cumsum(mask, dim=-1) - 1
+        mask = mask * torch.lt(place, 8)
+        hot = functional.one_hot((place * mask).clamp(min=0), 8).to(x.dtype)
+        return x + torch.einsum("tp,pd->td", hot * mask.unsqueeze(-1), self.positions)
+
+
+class PackSequences(nn.Module):
+    """Running counts of the mask pack the tokens that are no padding into a buffer."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.network = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        place = torch.cumsum(mask, dim=0) - 1
+        keep = (mask > 0) & (place < 8)
+        slot = torch.where(keep, place, 8)
+        buffer = torch.zeros(9, x.shape[1]).index_add(0, slot, x)
+        y = self.network(buffer[:-1])
+        y = torch.cat([y, torch.zeros(1, x.shape[1])])
+        return y.index_select(0, slot) * keep.unsqueeze(-1)
+
+
+class SegmentMean(nn.Module):
+    """Adds rows by segment and divides by how many there are."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.network = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, segments: Tensor) -> Tensor:
+        total = torch.zeros(6, x.shape[1]).index_add(0, segments, self.network(x))
+        counts = torch.zeros(6).scatter_add(0, segments, torch.ones(x.shape[0]))
+        return (total / counts.clamp(min=1).unsqueeze(-1))[segments]
+
+
+class KMeansUpdate(nn.Module):
+    """Moves centroids to the mean of their rows by a one-hot product."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.centroids = nn.Parameter(torch.randn(6, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        nearest = torch.cdist(x, self.centroids).neg().argmax(-1)
+        hot = functional.one_hot(nearest, num_classes=6).to(x.dtype)
+        counts = hot.sum(dim=0).clamp(min=1)
+        return torch.einsum("te,td->ed", hot, x) / counts.unsqueeze(-1)
+
+
+class MixtureOfSoftmaxes(nn.Module):
+    """Dense mixture weights over products with a stacked tensor."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.prior = nn.Linear(width, 4)
+        self.latent = nn.Parameter(torch.randn(4, width, width))
+        self.decoder = nn.Linear(width, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        prior = self.prior(x).softmax(-1)
+        latent = torch.tanh(torch.einsum("td,edh->teh", x, self.latent))
+        return torch.einsum("te,tev->tv", prior, self.decoder(latent).softmax(-1))
+
+
+class SoftMoe(nn.Module):
+    """Slots that are weighted means of all tokens: einsums of dispatch and combine, no choice."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.slots = nn.Parameter(torch.randn(width, 4, 2))
+        self.weights = nn.Parameter(torch.randn(4, width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = torch.einsum("td,dec->tec", x, self.slots)
+        rows = torch.einsum("tec,td->ecd", logits.softmax(0), x)
+        y = torch.bmm(rows, self.weights)
+        combine = logits.flatten(1).softmax(-1).view(logits.shape)
+        return torch.einsum("tec,ecd->td", combine, y)
+
+
+class ProductKeyMemory(nn.Module):
+    """Two top-ks over half keys, one over their sums, and a weighted bag of values."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.keys = nn.Parameter(torch.randn(2, 6, width // 2))
+        self.values = nn.Parameter(torch.randn(36, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = x.chunk(2, dim=-1)
+        left_scores, left_ids = (left @ self.keys[0].t()).topk(3, dim=-1)
+        right_scores, right_ids = (right @ self.keys[1].t()).topk(3, dim=-1)
+        scores = (left_scores.unsqueeze(2) + right_scores.unsqueeze(1)).flatten(1)
+        ids = (left_ids.unsqueeze(2) * 6 + right_ids.unsqueeze(1)).flatten(1)
+        best, place = scores.topk(3, dim=-1)
+        weights = best.softmax(-1)
+        return functional.embedding_bag(
+            ids.gather(1, place), self.values, per_sample_weights=weights, mode="sum"
+        )
+
+
+class NearestMemory(nn.Module):
+    """Gathers the rows of the best keys and sums them by weight."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.keys = nn.Parameter(torch.randn(12, width))
+        self.values = nn.Parameter(torch.randn(12, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, ids = (x @ self.keys.t()).softmax(-1).topk(3)
+        return torch.einsum("tkd,tk->td", self.values[ids], weights)
+
+
+class TopKAttention(nn.Module):
+    """A map of the best keys of each query masks the scores of attention."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.t()
+        chosen = torch.zeros_like(scores).int().scatter(1, scores.topk(4)[1], 1).bool()
+        return scores.masked_fill(~chosen, float("-inf")).softmax(-1) @ value
+
+
+class HashAttention(nn.Module):
+    """Sorts tokens into buckets of a fixed size by hash and attends within each bucket."""
+
+    def __init__(self, width: int = 16, buckets: int = 4) -> None:
+        super().__init__()
+        self.projection = nn.Parameter(torch.randn(width, buckets))
+
+    def forward(self, x: Tensor) -> Tensor:
+        buckets, size = self.projection.shape[1], 6
+        bucket = (x @ self.projection).argmax(-1, keepdim=True).flatten()
+        sorted_bucket, order = torch.sort(bucket, stable=True)
+        counts = functional.one_hot(bucket, buckets).sum(0)
+        start = torch.cumsum(counts, 0) - counts
+        place = torch.arange(x.shape[0]) - start[sorted_bucket]
+        keep = place < size
+        slot = torch.where(keep, sorted_bucket * size + place, buckets * size)
+        buffer = torch.zeros(buckets * size + 1, x.shape[1]).index_add(0, slot, x[order])
+        rows = buffer[:-1].view(buckets, size, -1)
+        attention = torch.bmm(rows, rows.transpose(1, 2)).softmax(-1)
+        y = torch.bmm(attention, rows).view(-1, x.shape[1])
+        y = torch.cat([y, torch.zeros(1, x.shape[1])])[slot] * keep.unsqueeze(-1)
+        return torch.zeros_like(x).index_add(0, order, y)
+
+
+class MaskedTokensOnly(nn.Module):
+    """Runs a head on the masked tokens and puts its rows in their places."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        out[mask > 0] = self.head(x[mask > 0])
+        return out
+
+
+class RouteByVote(nn.Module):
+    """Tokens sorted by their best class, one network for all, weighted and put back."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.classes = nn.Linear(width, 4)
+        self.network = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, ids = self.classes(x).softmax(-1).topk(2)
+        order = torch.sort(ids.view(-1), stable=True)[1]
+        y = self.network(x[order // 2]) * weights.view(-1)[order].unsqueeze(-1)
+        return torch.zeros_like(x).index_add(0, order // 2, y)
+
+
 def _rows() -> Tensor:
     return torch.randn(16, 16)
 
@@ -146,4 +393,20 @@ LOOKALIKES = [
     (TokenMerging, lambda: (_rows(),)),
     (MixtureOfDepths, lambda: (_rows(),)),
     (VectorQuantisation, lambda: (_rows(),)),
+    (BucketLoop, lambda: (_rows(),)),
+    (HeadPerClass, lambda: (_rows(), torch.randint(4, (16,)))),
+    (AdapterPerRequest, lambda: (_rows(), torch.randint(5, (16,)))),
+    (NetworkPerModality, lambda: (_rows(), torch.randint(3, (16,)))),
+    (OneHotPositions, lambda: (_rows(), torch.randint(2, (16,)))),
+    (PackSequences, lambda: (_rows(), torch.randint(2, (16,)))),
+    (SegmentMean, lambda: (_rows(), torch.randint(6, (16,)))),
+    (KMeansUpdate, lambda: (_rows(),)),
+    (MixtureOfSoftmaxes, lambda: (_rows(),)),
+    (SoftMoe, lambda: (_rows(),)),
+    (ProductKeyMemory, lambda: (_rows(),)),
+    (NearestMemory, lambda: (_rows(),)),
+    (TopKAttention, lambda: (_rows(), _rows(), _rows())),
+    (HashAttention, lambda: (_rows(),)),
+    (MaskedTokensOnly, lambda: (_rows(), torch.randint(2, (16,)))),
+    (RouteByVote, lambda: (_rows(),)),
 ]

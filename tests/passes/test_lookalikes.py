@@ -7,7 +7,10 @@ import torch
 from torch import nn
 
 from tests.passes.capturing import compile_rewritten
-from tests.passes.lookalikes import LOOKALIKES
+from tests.passes.lookalikes import LOOKALIKES, BucketLoop
+
+SPOKEN_OF = {BucketLoop}
+"""So near to a layer that the report may say why it is none."""
 
 
 @pytest.mark.parametrize(
@@ -20,7 +23,8 @@ def test_lookalike_is_left_alone(module, inputs, dynamic: bool) -> None:
     compiled, capture = compile_rewritten(network, dynamic=dynamic)
     result = compiled(*args)
 
-    assert capture.layers == []
+    assert all(layer.status == "kept" for layer in capture.layers)
+    assert capture.layers == [] or module in SPOKEN_OF
     assert capture.after == capture.before
     torch.testing.assert_close(result, network(*args))
 
