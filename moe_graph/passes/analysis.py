@@ -68,6 +68,10 @@ class Facts:
         """Return the fact of an operand at this point of the walk."""
         return self._now.get(value) if isinstance(value, Node) else None
 
+    def adopt(self, node: Node, fact: Fact) -> None:
+        """Give `node` a fact that only a reader of it can know; it must have none."""
+        self.given[node] = self._now[node] = fact
+
     def cause(self, value: object) -> Miss | None:
         """Return the failed check that `value` owes its lack of a fact to."""
         return self._cause.get(value) if isinstance(value, Node) else None

@@ -141,7 +141,7 @@ def _overload(node: Node, target: torch._ops.OpOverload) -> Call:
     if op == "max" and target._overloadname != "dim":
         op = "maximum" if len(node.args) > 1 else "amax"
     if op == "slice":
-        return Call(op, node, {"input": node.args[0], "index": _slice_index(node)})
+        return _basic_subscript(node, node.args[0], _slice_index(node))
     names = (argument.name for argument in schema.arguments)
     given = _arguments(node, names)
     writes = None
@@ -192,7 +192,15 @@ def _subscript(node: Node) -> Call:
     items = key if isinstance(key, tuple) else (key,)
     if any(isinstance(item, Node | list) and meta.is_tensor(item) for item in items):
         return Call("mixed_index", node, {"input": source, "index": key})
-    return Call("slice", node, {"input": source, "index": tuple(items)})
+    return _basic_subscript(node, source, tuple(items))
+
+
+def _basic_subscript(node: Node, source: Any, items: tuple[Any, ...]) -> Call:
+    """Read a subscript without tensors; one that takes everything is a reshape."""
+    everything = (Ellipsis, slice(None), slice(0, None), slice(None, None, 1))
+    if all(item is None or item in everything for item in items):
+        return Call("reshape", node, {"input": source})
+    return Call("slice", node, {"input": source, "index": items})
 
 
 def _subscript_write(node: Node) -> Call:

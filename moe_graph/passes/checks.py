@@ -9,9 +9,10 @@ from torch.fx import Node
 
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
-from moe_graph.passes.facts import Combined, PerSlot, Rows
+from moe_graph.passes.facts import Combined, PerSlot, Rows, SlotProduct
 from moe_graph.passes.layer import Layer
 from moe_graph.passes.misses import Miss
+from moe_graph.passes.products import experts_of
 from moe_graph.passes.region import outside_users
 
 
@@ -25,17 +26,22 @@ def failed_check(facts: Facts, total: Node, combined: Combined) -> Miss | None:
     return None
 
 
-def _dispatches(facts: Facts, combined: Combined) -> list[Node]:
-    leaves = combined.contribution.body.leaves
-    return [leaf for leaf in leaves if isinstance(facts.given[leaf], Rows)]
+def _dispatches(facts: Facts, combined: Combined) -> Iterator[tuple[Node, Node, Node]]:
+    """Yield (tokens, node that reads them, node that yields their rows) of a layer."""
+    for leaf in combined.contribution.body.leaves:
+        fact = facts.given[leaf]
+        if isinstance(fact, Rows):
+            yield fact.source, fact.read_at, leaf
+        elif isinstance(fact, SlotProduct) and fact.tokens is not None:
+            yield fact.tokens, fact.read_at or leaf, leaf
 
 
 def _dispatch(facts: Facts, total: Node, combined: Combined) -> Miss | None:
     """The products read rows of tokens."""
     position = facts.position
-    first = min(map(position.__getitem__, _dispatches(facts, combined)), default=None)
+    first = min((position[leaf] for *_, leaf in _dispatches(facts, combined)), default=None)
     product = min(map(position.__getitem__, combined.contribution.body.products))
-    if first is not None and first < product:
+    if first is not None and first <= product:
         return None
     return Miss("dispatch", total, combined.root, "products of no token's rows", "rows of tokens")
 
@@ -58,7 +64,7 @@ def _bound(facts: Facts, total: Node, combined: Combined) -> Miss | None:
 def _experts(facts: Facts, total: Node, combined: Combined) -> Miss | None:
     """All weights have the same number of experts, and the ids choose among these."""
     root, products = combined.root, combined.contribution.body.products
-    counts = {meta.shape(facts.calls[node]["weight"])[0] for node in products}
+    counts = {experts_of(facts, node) for node in products}
     if len(counts) == 1 and isinstance(min(counts), int) and (root.bound or 0) <= min(counts):
         return None
     return Miss(
@@ -116,13 +122,14 @@ def _moved_reads(
     share, root = combined.contribution, combined.root
     last_leaf = max(share.body.leaves, key=facts.position.__getitem__)
     yield root.ids, share.body.order.maker, last_leaf
+    for product in share.body.products:
+        fact = facts.given[product]
+        if isinstance(fact, SlotProduct):
+            yield fact.weights.table, fact.weights.read_at, product
     yield share.rows, share.rows_at, total
     if share.weights is not None and share.weights_at is not None:
         yield share.weights, share.weights_at, total
-    for leaf in _dispatches(facts, combined):
-        fact = facts.given[leaf]
-        if isinstance(fact, Rows):
-            yield fact.source, fact.read_at, leaf
+    yield from _dispatches(facts, combined)
 
 
 def interior_user(facts: Facts, layer: Layer, taken: set[Node]) -> Miss | None:
@@ -139,7 +146,7 @@ def interior_user(facts: Facts, layer: Layer, taken: set[Node]) -> Miss | None:
         "interior-user",
         reader,
         layer.root,
-        lambda: f"{reader.name} reads a value in the order of the source's sort",
+        lambda: f"{reader.name} reads a value of the rows in the order of the source",
         "no other use of values inside the layer",
         "sort with stable=True, or compute the value from the router's ids",
     )

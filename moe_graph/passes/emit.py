@@ -107,6 +107,11 @@ class Emitter:
         reshape = torch.ops.aten.reshape.default
         return self.call(reshape, (node, list(dims)), at=at, name=f"{node.name}_reshaped")
 
+    def with_widths(self, node: Node, widths: tuple[meta.Dim, ...], *, at: Node) -> Node:
+        """Insert a reshape to ``[rows, *widths]``, or return `node` where it has that shape."""
+        same = meta.same_shape(meta.shape(node)[1:], widths)
+        return node if same else self.reshape(node, (-1, *widths), at=at)
+
     def mark(self, node: Node) -> None:
         """Leave the layer's path on `node`."""
         custom = node.meta.get("custom")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from moe_graph.passes.meta import Dim
+from moe_graph.passes.meta import Dim, same_dim, same_shape
 
 
 class Layout(enum.Enum):
@@ -135,16 +135,32 @@ class Order(AboutRoot):
     Attributes:
         maker: node of the sort; two unstable sorts are two permutations.
         stable: ties are in slot order.
+        grouped: False for the slots as they come: row ``t * K + k`` is slot ``t * K + k``, and a
+            value has one leading dimension ``T * K`` or the two ``T, K``.
     """
 
     maker: Node
     stable: bool
+    grouped: bool = True
 
     def same(self, other: Order | None) -> bool:
         """Tell whether this is surely the same permutation as `other`."""
-        if other is None or self.root is not other.root:
+        if other is None or self.root is not other.root or self.grouped != other.grouped:
             return False
-        return self.maker is other.maker or (self.stable and other.stable)
+        return not self.grouped or self.maker is other.maker or (self.stable and other.stable)
+
+    def row_dims(self, dims: tuple[Dim, ...]) -> int:
+        """Return how many leading dimensions of a value of all rows count these, 0 if none do."""
+        if self.grouped:
+            return min(len(dims), 1)
+        if len(dims) > 1 and same_shape(dims[:2], (self.root.tokens, self.root.top_k)):
+            return 2
+        return 1 if dims and same_dim(dims[0], self.root.slots) else 0
+
+
+def slot_order(root: Root) -> Order:
+    """Return the order of the slots as they come."""
+    return Order(root, root.ids, stable=False, grouped=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,4 +302,33 @@ class RowsOfExpert(AboutRoot):
 
 @dataclass(frozen=True, eq=False)
 class WeightsOfSlots(AboutRoot):
-    """The weight matrix of the expert of each slot, gathered."""
+    """The weight matrix of the expert of each slot, gathered: ``[T * K, ...]`` or ``[T, K, ...]``.
+
+    Attributes:
+        table: weights of all experts ``[E, ., .]``.
+        read_at: node that gathers them.
+        transposed: the two last dimensions are swapped against `table`.
+    """
+
+    table: Node
+    read_at: Node
+    transposed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class SlotProduct(RowWise):
+    """A product of each slot's row with the matrix of its expert, in slot order.
+
+    Attributes:
+        weights: the gathered matrices.
+        rows: operand with the rows, or the tokens that every slot reads its row from.
+        transposed: the rows multiply the matrix of `weights.table` with its dimensions swapped.
+        tokens: ``[T, H]`` that the rows are copies of, None for rows that are computed.
+        read_at: node that reads `tokens`.
+    """
+
+    weights: WeightsOfSlots
+    rows: Node
+    transposed: bool
+    tokens: Node | None = None
+    read_at: Node | None = None

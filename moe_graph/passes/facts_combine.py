@@ -30,9 +30,12 @@ from moe_graph.passes.facts import (
     TokenOfRow,
     Unpermuted,
     Weighted,
-    WeightsOfSlots,
 )
-from moe_graph.passes.facts_other_forms import gathered_weights
+from moe_graph.passes.facts_gathered import (
+    einsum_product,
+    is_row_wise_by_slot,
+    matrix_product,
+)
 from moe_graph.passes.facts_routing import counts_by_scatter, counts_of_one_hot
 from moe_graph.passes.facts_rowwise import as_row_wise, elementwise, row_local
 from moe_graph.passes.misses import Miss
@@ -59,7 +62,7 @@ def _mul(call: Call, facts: Facts) -> Fact | Miss | None:
             continue
         if not body.products or isinstance(body, Weighted) or call.writes is not None:
             continue
-        if _one_per_row(weights):
+        if _one_per_row(weights, body):
             share = Contribution(
                 body, rows, call.node, weight.source, weight.leaf, meta.dtype(weights)
             )
@@ -69,8 +72,18 @@ def _mul(call: Call, facts: Facts) -> Fact | Miss | None:
     return row_wise
 
 
-def _one_per_row(node: Node) -> bool:
-    return all(meta.same_dim(dim, 1) for dim in meta.shape(node)[1:])
+def _one_per_row(node: Node, body: RowWise) -> bool:
+    dims = meta.shape(node)
+    return all(meta.same_dim(dim, 1) for dim in dims[body.order.row_dims(dims) :])
+
+
+def _unpermuted(call: Call, facts: Facts, rows: Node) -> Unpermuted | None:
+    """Return rows in slot order: put back there, or never taken from it."""
+    fact = facts.of(rows)
+    if isinstance(fact, RowWise) and is_row_wise_by_slot(fact):
+        by_k = fact.order.row_dims(meta.shape(rows)) == 2 or fact.root.top_k == 1
+        return Unpermuted(fact.root, contribution(call, rows, fact, fact)) if by_k else None
+    return fact if isinstance(fact, Unpermuted) else None
 
 
 def _weight_slots(
@@ -111,11 +124,13 @@ def _sum(call: Call, facts: Facts) -> Fact | Miss | None:
     fact, source = facts.of(call["input"]), call["input"]
     if isinstance(fact, OneHot):
         return counts_of_one_hot(call, fact)
-    if not isinstance(fact, Unpermuted):
-        return row_local(call, facts)
     rank = len(meta.shape(source))
     dims = call["dim"] if isinstance(call["dim"], tuple | list) else [call["dim"]]
     over_k = rank > 2 and [meta.wrap_dim(dim, rank) for dim in dims] == [rank - 2]
+    if is_row_wise_by_slot(fact):
+        fact = _unpermuted(call, facts, source) if over_k and rank == 3 else None
+    if not isinstance(fact, Unpermuted):
+        return row_local(call, facts)
     if not over_k or call["keepdim"]:
         return Miss(
             "combine-sum",
@@ -131,14 +146,14 @@ def _sum(call: Call, facts: Facts) -> Fact | Miss | None:
 def _matmul(call: Call, facts: Facts) -> Fact | Miss | None:
     weights = call["input"]
     rows = call["mat2"] if call.op == "bmm" else call["other"]
-    fact = facts.of(rows)
-    if isinstance(fact, Unpermuted):
+    product = matrix_product(call, facts, weights, rows)
+    if product is not None:
+        return product
+    fact = _unpermuted(call, facts, rows)
+    if fact is not None:
         dims = meta.shape(rows)
         wanted = (dims[0], 1, dims[1]) if len(dims) == 3 else ()
         return _weighted_sum(call, facts, fact, weights, wanted)
-    for operand in (weights, rows):
-        if isinstance(facts.of(operand), WeightsOfSlots):
-            return gathered_weights(call, facts, operand)
     return row_local(call, facts) if call.op == "matmul" else None
 
 
@@ -149,9 +164,12 @@ def _einsum(call: Call, facts: Facts) -> Fact | Miss | None:
     terms = left.split(",")
     if len(operands) != 2 or len(terms) != 2:
         return None
+    product = einsum_product(call, facts, terms, operands, result)
+    if product is not None:
+        return product
     for rows, weights in ((0, 1), (1, 0)):
-        fact = facts.of(operands[rows])
-        if not isinstance(fact, Unpermuted):
+        fact = _unpermuted(call, facts, operands[rows])
+        if fact is None:
             continue
         term = terms[rows]
         weighted = len(term) == 3 and terms[weights] == term[:2] and result == term[0] + term[2]

@@ -2,7 +2,6 @@
 
 ::
 
-    bmm(w[ids], x)                     the weights of every slot, gathered
     linear(x[where(ids == e)], w[e])   one product per expert, in a loop
     ids_by_row >= experts              rows of experts on other devices, masked out
 
@@ -12,7 +11,7 @@ They end in a :class:`~moe_graph.passes.misses.Miss` of the check ``form`` or
 
 from __future__ import annotations
 
-from torch.fx import Node
+from dataclasses import replace
 
 from moe_graph.passes.analysis import Facts, integer_literal, rule
 from moe_graph.passes.canonical import Call
@@ -29,18 +28,10 @@ from moe_graph.passes.facts import (
 )
 from moe_graph.passes.facts_rowwise import elementwise, row_local
 from moe_graph.passes.misses import Miss
+from moe_graph.passes.products import swaps_last_dims
 
 _GROUPED = "rows sorted by expert and one grouped product for all experts"
 _HINT = 'with transformers, set experts_implementation="grouped_mm"'
-
-
-def gathered_weights(call: Call, facts: Facts, weights: Node) -> Miss | None:
-    """Return the miss of a product with the weights of every slot."""
-    fact = facts.of(weights)
-    if not isinstance(fact, WeightsOfSlots):
-        return None
-    got = f"a product with weights gathered per slot ({weights.name})"
-    return Miss("form", call.node, fact.root, got, _GROUPED, _HINT)
 
 
 @rule("eq")
@@ -81,6 +72,8 @@ def hit_of_mask(fact: Fact | None, expert: object) -> Hit | None:
 @rule("permute")
 def _permute(call: Call, facts: Facts) -> Fact | None:
     fact = facts.of(call["input"])
+    if isinstance(fact, WeightsOfSlots):
+        return replace(fact, transposed=not fact.transposed) if swaps_last_dims(call) else None
     return MasksByExpert(fact.root) if isinstance(fact, OneHot) else None
 
 

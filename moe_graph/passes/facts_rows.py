@@ -6,6 +6,7 @@
     x.repeat_interleave(K, 0)[order]     Rows
     weights.view(-1)[order]              PerSlot
     bias[ids by row]                     PerExpert
+    w[ids by slot]                       WeightsOfSlots
     y[inverse]                           Unpermuted
     y_slots[order] = y                   Unpermuted
 """
@@ -36,9 +37,10 @@ from moe_graph.passes.facts import (
     TokenOfRow,
     TokenOfSlot,
     Unpermuted,
-    WeightsOfSlots,
+    slot_order,
 )
 from moe_graph.passes.facts_combine import add_by_token, contribution
+from moe_graph.passes.facts_gathered import gather_weights
 from moe_graph.passes.facts_routing import map_by_scatter
 from moe_graph.passes.facts_rowwise import as_row_wise, grouped_order, row_local
 from moe_graph.passes.misses import Miss
@@ -74,8 +76,13 @@ def _gather_rows(
 ) -> Fact | Miss | None:
     """Return what ``source[index]`` is, by the meaning of the index."""
     fact = facts.of(index)
+    if isinstance(fact, ExpertIds) and fact.layout is not Layout.ROWS and not expanded:
+        return _by_ids(call, source, fact)
     if not expanded and len(meta.shape(index)) != 1:
         return None
+    if isinstance(fact, TokenOfSlot):
+        copies = _leads(index, meta.shape(source)[0] * fact.top_k)
+        return Repeated(source, fact.top_k, call.node) if copies else None
     if isinstance(fact, Order):
         return _by_order(call, facts, source, fact)
     if isinstance(fact, TokenOfRow):
@@ -86,11 +93,19 @@ def _gather_rows(
         return _by_inverse(call, facts, source, fact)
     if isinstance(fact, ExpertIds) and fact.layout is Layout.ROWS and fact.order is not None:
         return PerExpert(fact.root, fact.order, source, call.node)
-    if isinstance(fact, ExpertIds) and len(meta.shape(source)) == 3:
-        return WeightsOfSlots(fact.root)
     if isinstance(fact, Hit):
         return RowsOfExpert(fact.root, fact.expert)
     return None
+
+
+def _by_ids(call: Call, source: Node, fact: ExpertIds) -> Fact | None:
+    """Return what ids by token or by slot select: a matrix or a vector per slot."""
+    weights = gather_weights(call, fact, source)
+    if weights is not None:
+        return weights
+    order = slot_order(fact.root)
+    by_slot = len(meta.shape(source)) == 2 and order.row_dims(meta.shape(call.node)) > 0
+    return PerExpert(fact.root, order, source, call.node) if by_slot else None
 
 
 def _leads(source: Node, length: Any) -> bool:

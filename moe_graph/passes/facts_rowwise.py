@@ -73,18 +73,36 @@ def elementwise(call: Call, facts: Facts) -> Fact | Miss | None:
     if not isinstance(row_wise, RowWise) or not meta.is_tensor(call.node):
         return row_wise if isinstance(row_wise, Miss) else None
     dims = meta.shape(call.node)
+    leaves = row_wise.leaves
     for operand in operands:
+        if _is_slot_value(facts, row_wise.order, operand, dims):
+            facts.adopt(operand, PerSlot(row_wise.root, row_wise.order, operand, operand))
+            leaves |= {operand}
         grouped = grouped_order(facts.of(operand)) is not None
-        if not _fits_rows(meta.shape(operand), dims, grouped):
+        if not _fits_rows(row_wise.order, meta.shape(operand), dims, grouped):
             return _foreign_operand(call, row_wise, operand)
-    return row_wise
+    return RowWise(row_wise.root, row_wise.order, leaves, row_wise.products)
 
 
-def _fits_rows(operand: tuple[Any, ...], result: tuple[Any, ...], grouped: bool) -> bool:
+def _fits_rows(
+    order: Order, operand: tuple[Any, ...], result: tuple[Any, ...], grouped: bool
+) -> bool:
     """Tell whether broadcasting pairs every row of the result with its own row of the operand."""
+    leading = order.row_dims(result)
     if grouped:
-        return len(operand) == len(result) and meta.same_dim(operand[0], result[0])
-    return len(operand) < len(result) or meta.same_dim(operand[0], 1)
+        same = len(operand) == len(result) and order.row_dims(operand) == leading > 0
+        return same and meta.same_dim(operand[0], result[0])
+    missing = len(result) - len(operand)
+    counted = [operand[at - missing] for at in range(leading) if at >= missing]
+    return leading > 0 and all(meta.same_dim(dim, 1) for dim in counted)
+
+
+def _is_slot_value(facts: Facts, order: Order, operand: Node, result: tuple[Any, ...]) -> bool:
+    """Tell whether the shape of an operand alone says that it holds one value per slot."""
+    if order.grouped or facts.of(operand) is not None:
+        return False
+    dims = meta.shape(operand)
+    return len(dims) == len(result) and order.row_dims(dims) == order.row_dims(result) > 0
 
 
 def _foreign_operand(call: Call, rows: RowWise, operand: Node) -> Miss:
@@ -131,7 +149,7 @@ def row_local(call: Call, facts: Facts) -> Fact | Miss | None:
     others = [n for n in call.tensors() if n is not source]
     if call.op != "cat" and any(grouped_order(facts.of(n)) is not None for n in others):
         return None
-    if not _within_rows(call):
+    if not _within_rows(call, row_wise.order):
         return Miss(
             "row-wise",
             call.node,
@@ -142,32 +160,34 @@ def row_local(call: Call, facts: Facts) -> Fact | Miss | None:
     return row_wise
 
 
-def _within_rows(call: Call) -> bool:
-    """Tell whether an op leaves the first dimension alone."""
+def _within_rows(call: Call, order: Order) -> bool:
+    """Tell whether an op leaves the dimensions alone that count the rows."""
     source = call.get("input") if call.op != "cat" else call["tensors"][0]
-    rank = len(meta.shape(source))
+    rank, leading = len(meta.shape(source)), order.row_dims(meta.shape(source))
+    if leading == 0:
+        return False
     if call.op in ("layer_norm", "rms_norm"):
         normalised = call.get("1") or call.get("normalized_shape") or ()
-        return len(normalised) < rank
+        return len(normalised) <= rank - leading
     if call.op == "linear":
-        return rank > 1
+        return rank > leading
     if call.op == "matmul":
-        return rank > 1 and len(meta.shape(call["other"])) == 2
+        return rank > leading and len(meta.shape(call["other"])) == 2
     if call.op == "slice":
-        return _keeps_first_dim(call["index"], rank)
+        return _keeps_leading_dims(call["index"], rank, leading)
     if call.op == "dropout":
         return True
     dims = call.get("dim") if call.get("dim") is not None else call.get("1")
     dims = dims if isinstance(dims, tuple | list) else [dims]
     wrapped = [meta.wrap_dim(dim, rank) for dim in dims]
-    return bool(wrapped) and all(dim is not None and dim > 0 for dim in wrapped)
+    return bool(wrapped) and all(dim is not None and dim >= leading for dim in wrapped)
 
 
-def _keeps_first_dim(index: tuple[Any, ...], rank: int) -> bool:
-    """Tell whether a basic subscript takes all of the first dimension."""
+def _keeps_leading_dims(index: tuple[Any, ...], rank: int, leading: int) -> bool:
+    """Tell whether a basic subscript takes all of the first dimensions."""
     if index and index[0] is Ellipsis:
-        return sum(item is not None for item in index[1:]) < rank
-    return bool(index) and index[0] == slice(None)
+        return sum(item is not None for item in index[1:]) <= rank - leading
+    return len(index) >= leading and all(item == slice(None) for item in index[:leading])
 
 
 @rule(

@@ -30,6 +30,8 @@ from moe_graph.passes.facts import (
     TokenOfRow,
     TokenOfSlot,
     Unpermuted,
+    WeightsOfSlots,
+    slot_order,
 )
 from moe_graph.passes.facts_other_forms import hit_of_mask
 from moe_graph.passes.facts_rowwise import as_row_wise, elementwise, row_local
@@ -107,7 +109,11 @@ def _reshape(call: Call, facts: Facts) -> Fact | None:
         return fact if slots_lead(fact, new) else None
     if isinstance(fact, Repeated):
         flat = len(old) == 3 and len(new) == 2 and meta.same_dim(new[1], old[2])
-        return fact if flat and meta.same_dim(new[0], old[0] * old[1]) else None
+        flattens = flat and meta.same_dim(new[0], old[0] * old[1])
+        return fact if flattens or _adds_ones(old, new) else None
+    if isinstance(fact, WeightsOfSlots):
+        rows = slot_order(fact.root).row_dims(new)
+        return fact if rows and meta.same_shape(new[rows:], old[-2:]) else None
     if isinstance(fact, Combined):
         token = len(old) == 3 and meta.same_shape(new, (old[0], old[2]))
         return fact if token and meta.same_dim(old[1], 1) else None
@@ -130,9 +136,19 @@ def _is_column(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
     return bool(new) and meta.same_dim(old[0], new[0]) and all(meta.same_dim(d, 1) for d in tails)
 
 
+def _adds_ones(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
+    """Tell whether a reshape only adds or drops dimensions of length 1 behind the first."""
+    wide = [[d for d in dims[1:] if not meta.same_dim(d, 1)] for dims in (old, new)]
+    same = len(wide[0]) == len(wide[1]) and all(map(meta.same_dim, *wide))
+    return bool(new) and meta.same_dim(old[0], new[0]) and same
+
+
 def _same_rows(call: Call, facts: Facts, old: tuple[Any, ...], new: tuple[Any, ...]) -> Fact | None:
+    body = as_row_wise(call["input"], facts.of(call["input"]))
+    if body is not None and not body.order.grouped:
+        return body if body.order.row_dims(new) else None
     keeps = bool(new) and meta.same_dim(old[0], new[0])
-    return as_row_wise(call["input"], facts.of(call["input"])) if keeps else None
+    return body if keeps else None
 
 
 def slots_lead(fact: Unpermuted, dims: tuple[Any, ...]) -> bool:

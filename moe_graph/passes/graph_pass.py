@@ -20,8 +20,6 @@ from moe_graph.passes.verify import Verifier
 from moe_graph.provenance import module_path, source_line
 from moe_graph.report import LayerReport
 
-FORM = "sorted-grouped"
-
 
 def rewrite_graph(gm: GraphModule, config: Config) -> list[LayerReport]:
     """Rewrite the layers of `gm` and of its checkpoint bodies; see ``rewrite_moe_layers``."""
@@ -64,18 +62,18 @@ def checkpoint_bodies(gm: GraphModule) -> Iterator[GraphModule]:
 def _rewrite(
     gm: GraphModule, facts: Facts, layer: Layer, verifier: Verifier | None, results: Results
 ) -> LayerReport:
-    path = module_path(layer.order.maker)
+    path = module_path(layer.anchor)
     router = router_name(facts, layer.root)
     rewrite = LayerRewrite(gm.graph, facts, layer, path, results)
     try:
         rewrite.prepare()
     except OpError as error:
-        return _kept(facts, Kept(layer.order.maker, _refused(layer, error)))
+        return _kept(facts, Kept(layer.anchor, _refused(layer, error)))
     report = LayerReport(
         path,
-        source_line(layer.order.maker),
+        source_line(layer.anchor),
         "rewritten",
-        form=FORM,
+        form=layer.form,
         router=router,
         fx_nodes_before=len(layer.body) + len(layer.dead),
         fx_nodes_after=len(layer.body) + len(rewrite.nodes),

@@ -13,7 +13,6 @@ from moe_graph.passes.facts import (
     Combined,
     Contribution,
     ExpertIds,
-    Layout,
     Order,
     PerSlot,
     Root,
@@ -26,16 +25,18 @@ from moe_graph.passes.region import body_of, falls_away
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A proved MoE layer in sorted-grouped form.
+    """A proved MoE layer.
 
     Attributes:
+        anchor: node that stands for it in the report.
         order: the permutation that all of it is about.
         experts: number of experts of the weights.
         dispatches: gathers of rows, in graph order.
         products: products per expert, in graph order.
         gates: multiplication -> product that it gates as SwiGlu does.
         per_slot: gathers of values per slot that the body reads.
-        sorted_ids: nodes of ids in the order of the rows that the body reads.
+        slot_values: tensors that the body reads in slot order as they are.
+        ids: nodes of ids in the order of the rows that the body reads.
         rows: the rows that are combined, before the weights.
         weights: one weight per slot, in slot order and of any shape; None for a plain sum.
         weight_dtype: dtype that the weights take before they multiply the rows.
@@ -44,13 +45,15 @@ class Layer:
         dead: nodes that fall away.
     """
 
+    anchor: Node
     order: Order
     experts: int
     dispatches: list[Node]
     products: list[Product]
     gates: dict[Node, Node]
     per_slot: list[Node]
-    sorted_ids: list[Node]
+    slot_values: list[Node]
+    ids: list[Node]
     rows: Node
     weights: Node | None
     weight_dtype: torch.dtype | None
@@ -63,6 +66,19 @@ class Layer:
         """The expert ids that all of it is about."""
         return self.order.root
 
+    @property
+    def form(self) -> str:
+        """How the source computes the experts."""
+        return "sorted-grouped" if self.order.grouped else "gathered-weights"
+
+
+def anchor_of(facts: Facts, combined: Combined) -> Node:
+    """Return the node that stands for a layer: the sort, or else the first product."""
+    body = combined.contribution.body
+    if body.order.grouped:
+        return body.order.maker
+    return min(body.products, key=facts.position.__getitem__)
+
 
 def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     """Return the layer that ends in `total`."""
@@ -70,7 +86,8 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     order = share.body.order
     leaves = sorted(share.body.leaves, key=facts.position.__getitem__)
     dispatches = [leaf for leaf in leaves if isinstance(facts.given[leaf], Rows)]
-    per_slot = [leaf for leaf in leaves if isinstance(facts.given[leaf], PerSlot)]
+    by_slot = {leaf: fact for leaf in leaves if isinstance(fact := facts.given[leaf], PerSlot)}
+    per_slot = [leaf for leaf, fact in by_slot.items() if fact.source is not leaf]
     nodes = sorted(share.body.products, key=facts.position.__getitem__)
     products = [product_of(facts, node) for node in nodes]
     body = body_of(facts, share.rows, share.body.leaves)
@@ -80,24 +97,30 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     weights = _weights_before_reshape(facts, share, order.root, end)
 
     replaced = {end, *dispatches, *gates}
-    replaced |= {n for p in products for n in (p.node, p.biased) if n is not None}
+    replaced |= {n for p in products for n in (p.result, p.biased) if n is not None}
     needed = _operands(facts, products, gates, [*dispatches, *per_slot])
     needed |= {n for n in (order.root.ids, share.rows, weights) if n is not None}
     # A bias that went into a product, or weights that went into the combine, need no rebuilding.
     dead = falls_away(facts, replaced, needed)
-    sorted_ids = _sorted_ids(facts, [n for n in in_order if n not in dead])
+    left = [n for n in in_order if n not in dead]
+    ids = _ids_read(facts, left)
+    sorted_ids = [n for n in ids if order.grouped]
     per_slot = [leaf for leaf in per_slot if leaf not in dead]
     dead = falls_away(facts, {*replaced, *per_slot, *sorted_ids}, needed)
+    read = {source for node in left for source in node.all_input_nodes}
+    slot_values = [leaf for leaf in by_slot if leaf not in per_slot and leaf in read]
     experts = meta.shape(products[0].weight)[0]
     assert isinstance(experts, int), "the checks of a layer come first"
     return Layer(
+        anchor_of(facts, combined),
         order,
         experts,
         dispatches,
         products,
         gates,
         per_slot,
-        sorted_ids,
+        slot_values,
+        ids,
         share.rows,
         weights,
         share.weight_dtype,
@@ -121,7 +144,7 @@ def _operands(
     facts: Facts, products: list[Product], gates: dict[Node, Node], gathers: list[Node]
 ) -> set[Node]:
     """Return what the new products, gates and gathers read."""
-    operands = {facts.calls[p.node]["input"] for p in products}
+    operands = {p.rows for p in products}
     operands |= {p.weight for p in products} | {p.bias for p in products if p.bias is not None}
     operands |= set(gates.values())
     for gather in gathers:
@@ -146,8 +169,13 @@ def _weights_before_reshape(
     return weights if facts.memory.written_between(table, *span) is not None else table
 
 
-def _sorted_ids(facts: Facts, body: list[Node]) -> list[Node]:
+def _ids_read(facts: Facts, body: list[Node]) -> list[Node]:
     """Return the nodes of ids in the order of the rows that the remaining body reads."""
-    read = dict.fromkeys(source for node in body for source in node.all_input_nodes)
-    ids = ((source, facts.given.get(source)) for source in read)
-    return [n for n, fact in ids if isinstance(fact, ExpertIds) and fact.layout is Layout.ROWS]
+    return list(
+        dict.fromkeys(
+            source
+            for node in body
+            for source in node.all_input_nodes
+            if isinstance(facts.given.get(source), ExpertIds)
+        )
+    )

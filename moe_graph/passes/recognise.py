@@ -21,10 +21,11 @@ from moe_graph.passes.facts import (
     Rows,
     RowsOfExpert,
     RowWise,
+    SlotProduct,
     Unpermuted,
     WeightsOfSlots,
 )
-from moe_graph.passes.layer import Layer, layer_of
+from moe_graph.passes.layer import Layer, anchor_of, layer_of
 from moe_graph.passes.misses import Miss
 
 
@@ -61,7 +62,7 @@ def find_layers(graph: Graph, facts: Facts) -> list[Layer | Kept]:
 
 
 def _layer_or_kept(facts: Facts, node: Node, fact: Combined, taken: set[Node]) -> Layer | Kept:
-    anchor = fact.contribution.body.order.maker
+    anchor = anchor_of(facts, fact)
     miss = failed_check(facts, node, fact)
     if miss is not None:
         return Kept(anchor, miss)
@@ -80,8 +81,10 @@ def _roots_of_products(graph: Graph, facts: Facts) -> dict[Root, Node]:
     """Return the ids that reach products per expert, with the first such product."""
     roots: dict[Root, Node] = {}
     for node in graph.nodes:
-        call = facts.calls[node]
-        if call.op == "grouped_mm":
+        call, fact = facts.calls[node], facts.given.get(node)
+        if isinstance(fact, SlotProduct):
+            roots.setdefault(fact.root, node)
+        elif call.op == "grouped_mm":
             root = _root_of(facts, call["input"]) or _root_of(facts, call["offs"])
             if root is not None:
                 roots.setdefault(root, node)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch.fx import Node
 
 from moe_graph.passes.analysis import Facts
-from moe_graph.passes.facts import Fact, Grouped, Inverse, Order, TokenOfRow
+from moe_graph.passes.facts import Fact, Grouped, Inverse, Order, PerSlot, TokenOfRow
 from moe_graph.passes.spellings import RANDOM
 
 
@@ -20,7 +20,9 @@ def body_of(facts: Facts, rows: Node, leaves: frozenset[Node]) -> set[Node]:
     pending = [rows]
     while pending:
         node = pending.pop()
-        if node in body or not isinstance(facts.given.get(node), Grouped):
+        fact = facts.given.get(node)
+        from_outside = isinstance(fact, PerSlot) and fact.source is node
+        if node in body or from_outside or not isinstance(fact, Grouped):
             continue
         body.add(node)
         if node not in leaves:
@@ -71,13 +73,16 @@ def _is_droppable(facts: Facts, node: Node) -> bool:
 
 
 def outside_users(facts: Facts, order: Order, inside: set[Node]) -> list[Node]:
-    """Return the nodes outside `inside` that read a value in the order of the rows."""
+    """Return the nodes outside `inside` that read a value in the order of the rows.
+
+    Any value may be in the order of the slots: only those inside change their order.
+    """
     found: list[Node] = []
     for node, fact in facts.given.items():
         if not order.same(_order_of(fact)):
             continue
         if node not in inside:
-            found.append(node)
+            found.extend([node] if order.grouped else [])
         else:
             found.extend(user for user in node.users if user not in inside)
     return found

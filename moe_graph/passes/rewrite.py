@@ -62,6 +62,7 @@ class LayerRewrite:
         self._emit = Emitter(graph, path, results)
         self._routings: dict[Node, Node] = {}
         self.replacements: dict[Node, Node] = {}
+        self._operands: dict[Node, Node] = {}
 
     @property
     def nodes(self) -> list[Node]:
@@ -85,6 +86,8 @@ class LayerRewrite:
         for old, new in self.replacements.items():
             old.replace_all_uses_with(new)
         for node in self._layer.body:
+            for old, new in self._operands.items():
+                node.replace_input_with(old, new)
             self._emit.mark(node)
         for node in reversed(self._graph.nodes):
             if node in self._layer.dead:
@@ -92,17 +95,21 @@ class LayerRewrite:
 
     def _make_nodes(self) -> None:
         layer = self._layer
+        products = [product.node for product in layer.products if product.of_tokens]
+        values = [self._first_reader(node) for node in (*layer.slot_values, *layer.ids)]
         first = min(
-            [*layer.dispatches, *layer.per_slot, *layer.sorted_ids],
+            [*layer.dispatches, *layer.per_slot, *products, *values],
             key=self._facts.position.__getitem__,
         )
         self._ids = self._emit.cast(self._ids_by_token(first), torch.int32, at=first)
         for node in layer.dispatches:
             self._dispatch(node)
         for node in layer.per_slot:
-            self._values_by_row(node)
-        for node in layer.sorted_ids:
-            self._ids_by_row(node)
+            self.replacements[node] = self._values_by_row(node, at=node)
+        for node in layer.slot_values:
+            self._operands[node] = self._values_by_row(node, at=self._first_reader(node))
+        for node in layer.ids:
+            self._operands[node] = self._ids_by_row(node, at=self._first_reader(node))
         for product in layer.products:
             self._product(product)
         for node, source in layer.gates.items():
@@ -120,14 +127,24 @@ class LayerRewrite:
     def _dispatch(self, node: Node) -> None:
         rows = self._facts.given[node]
         assert isinstance(rows, Rows)
-        if rows.source not in self._routings:
-            self._routings[rows.source] = self._route(rows.source, self._ids, at=node)
-        routing = self._routings[rows.source]
-        self.replacements[node] = self._emit.item(routing, 0, at=node, name="expanded_x")
-        if len(self._routings) == 1 and node is self._layer.dispatches[0]:
-            self._row_idx = self._emit.item(routing, 1, at=node, name="expanded_row_idx")
-            ends = self._emit.item(routing, 2, at=node, name="expert_tokens_cumsum")
-            self._ends = self._emit.cast(ends, torch.int64, at=node)
+        self.replacements[node] = self._rows_of(rows.source, at=node)
+
+    def _rows_of(self, tokens: Node, *, at: Node) -> Node:
+        """Return the rows of `tokens`, grouped by expert."""
+        first = not self._routings
+        if tokens not in self._routings:
+            self._routings[tokens] = self._route(tokens, self._ids, at=at)
+        routing = self._routings[tokens]
+        if first:
+            self._row_idx = self._emit.item(routing, 1, at=at, name="expanded_row_idx")
+            ends = self._emit.item(routing, 2, at=at, name="expert_tokens_cumsum")
+            self._ends = self._emit.cast(ends, torch.int64, at=at)
+        return self._emit.item(routing, 0, at=at, name="expanded_x")
+
+    def _first_reader(self, value: Node) -> Node:
+        """Return the first node of the body that reads `value`."""
+        readers = (user for user in value.users if user in self._layer.body)
+        return min(readers, key=self._facts.position.__getitem__)
 
     def _route(self, x: Node, ids: Node, *, at: Node) -> Node:
         settings = {
@@ -137,46 +154,48 @@ class LayerRewrite:
         op = _ops.moe_init_routing_v2.default
         return self._emit.call(op, (x, ids), settings, at=at, name="moe_init_routing")
 
-    def _values_by_row(self, node: Node) -> None:
+    def _values_by_row(self, node: Node, *, at: Node) -> Node:
         """Bring one value per slot into the order of the rows: a routing with one slot a token."""
         fact = self._facts.given[node]
         assert isinstance(fact, PerSlot)
-        widths = meta.shape(fact.source)[1:]
-        values = fact.source
-        if len(widths) != 1:
-            values = self._emit.reshape(values, (-1, meta.product(widths)), at=node)
-        slots = self._emit.reshape(self._ids, (-1, 1), at=node)
+        dims = meta.shape(fact.source)
+        widths = dims[fact.order.row_dims(dims) :]
+        values = self._emit.with_widths(fact.source, (meta.product(widths),), at=at)
+        slots = self._emit.reshape(self._ids, (-1, 1), at=at)
         rows = self._emit.item(
-            self._route(values, slots, at=node), 0, at=node, name=f"{node.name}_by_row"
+            self._route(values, slots, at=at), 0, at=at, name=f"{node.name}_by_row"
         )
-        if len(widths) != 1:
-            rows = self._emit.reshape(rows, (-1, *widths), at=node)
-        self.replacements[node] = rows
+        return self._emit.with_widths(rows, meta.shape(node)[1:], at=at)
 
-    def _ids_by_row(self, node: Node) -> None:
+    def _ids_by_row(self, node: Node, *, at: Node) -> Node:
         """Bring the ids into the order of the rows; fp32 holds every id below 2**24."""
-        slots = self._emit.reshape(self._ids, (-1, 1), at=node)
-        values = self._emit.cast(slots, torch.float32, at=node)
+        slots = self._emit.reshape(self._ids, (-1, 1), at=at)
+        values = self._emit.cast(slots, torch.float32, at=at)
         rows = self._emit.item(
-            self._route(values, slots, at=node), 0, at=node, name="expert_idx_by_row"
+            self._route(values, slots, at=at), 0, at=at, name="expert_idx_by_row"
         )
-        shaped = self._emit.reshape(rows, (-1, *meta.shape(node)[1:]), at=node)
-        self.replacements[node] = self._emit.cast(shaped, meta.dtype(node), at=node)
+        shaped = self._emit.reshape(rows, (-1, *meta.shape(node)[1:]), at=at)
+        return self._emit.cast(shaped, meta.dtype(node), at=at)
 
     def _product(self, product: Product) -> None:
-        rows = self._facts.calls[product.node]["input"]
+        at, rows = product.node, product.rows
+        if product.of_tokens:
+            rows = self._rows_of(rows, at=at)
+        width = meta.shape(product.weight)[2 if product.transposed else 1]
+        rows = self._emit.with_widths(rows, (width,), at=at)
         bias = product.bias
         if bias is not None and meta.dtype(rows) is torch.bfloat16:
             # The product takes an fp32 bias with bf16 rows, and rounds once after the addition.
-            bias = self._emit.cast(bias, torch.float32, at=product.node)
+            bias = self._emit.cast(bias, torch.float32, at=at)
         new = self._emit.call(
             _ops.grouped_matmul_single.default,
             (rows, product.weight, bias, self._ends),
             {"transpose_weight": True} if product.transposed else {},
-            at=product.node,
+            at=at,
             name="grouped_matmul",
         )
-        self.replacements[product.node] = new
+        new = self._emit.with_widths(new, meta.shape(product.result)[1:], at=at)
+        self.replacements[product.result] = new
         if product.biased is not None:
             self.replacements[product.biased] = new
 
@@ -190,6 +209,7 @@ class LayerRewrite:
                 scales = self._emit.reshape(scales, (-1, self._layer.root.top_k), at=end)
             if not _mixes(kind, meta.dtype(scales)):
                 scales = self._emit.cast(scales, kind, at=end)
+        rows = self._emit.with_widths(rows, meta.shape(rows)[-1:], at=end)
         rows = self._emit.cast(rows, kind, at=end)
         final = self._emit.call(
             _ops.moe_finalize_routing_v2.default,

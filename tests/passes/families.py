@@ -53,7 +53,9 @@ class Family:
     arguments: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def build(self, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    def build(
+        self, dtype: torch.dtype = torch.float32, experts: str = "grouped_mm"
+    ) -> torch.nn.Module:
         """Return the block with small random weights."""
         modeling = importlib.import_module(
             f"transformers.models.{self.model}.modeling_{self.model}"
@@ -62,7 +64,7 @@ class Family:
             f"transformers.models.{self.model}.configuration_{self.model}"
         )
         config = getattr(configuration, self.config)(**(_COMMON | self.settings))
-        config._experts_implementation = "grouped_mm"
+        config._experts_implementation = experts
         torch.manual_seed(0)
         block = getattr(modeling, self.block)(config, **self.arguments).to(dtype)
         for parameter in block.parameters():

@@ -17,51 +17,60 @@ ROUTING_OPS = {"sort", "histc", "cumsum", "floordiv", "setitem", "arange", "empt
 families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model)
 
 
-def assert_rewritten(capture, family: Family) -> None:
+FORMS = {"grouped_mm": "sorted-grouped", "batched_mm": "gathered-weights"}
+"""Implementation of the experts -> form of the layer."""
+
+implementations = pytest.mark.parametrize("experts", FORMS)
+
+
+def assert_rewritten(capture, family: Family, experts: str = "grouped_mm") -> None:
     (layer,) = capture.layers
     assert layer.status == "rewritten", layer.reasons
-    assert layer.form == "sorted-grouped"
+    assert layer.form == FORMS[experts]
     assert layer.fx_nodes_after < layer.fx_nodes_before
     ops = capture.ops
     assert ops["moe_init_routing_v2"] == 1
     assert ops["moe_finalize_routing_v2"] == 1
     assert ops["grouped_matmul_single"] == family.products
     assert ops["swi_glu"] == family.gates
-    assert not {"grouped_mm_fallback", "_grouped_mm", "sort", "histc", "setitem"} & set(ops)
+    assert not {"grouped_mm_fallback", "_grouped_mm", "sort", "histc", "setitem", "bmm"} & set(ops)
 
 
+@implementations
 @families
-def test_fp32_block_equals_eager_with_gradients(family: Family) -> None:
-    block = family.build().eval()
+def test_fp32_block_equals_eager_with_gradients(family: Family, experts: str) -> None:
+    block = family.build(experts=experts).eval()
     x = torch.randn(2, 9, HIDDEN)
     expected, expected_gradients = result_and_gradients(block, block, x)
     compiled, capture = compile_rewritten(block)
     result, gradients = result_and_gradients(compiled, block, x)
 
-    assert_rewritten(capture, family)
+    assert_rewritten(capture, family, experts)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
     for name, gradient in expected_gradients.items():
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
 
 
+@implementations
 @families
-def test_bf16_block_is_as_close_to_fp32_as_eager(family: Family) -> None:
-    block = family.build(torch.bfloat16).eval()
+def test_bf16_block_is_as_close_to_fp32_as_eager(family: Family, experts: str) -> None:
+    block = family.build(torch.bfloat16, experts).eval()
     x = torch.randn(2, 9, HIDDEN, dtype=torch.bfloat16)
     compiled, capture = compile_rewritten(block)
     with torch.no_grad():
         expected, result = block(x), compiled(x)
     expected, result = (r[0] if isinstance(r, tuple) else r for r in (expected, result))
 
-    assert_rewritten(capture, family)
+    assert_rewritten(capture, family, experts)
     assert result.dtype == expected.dtype
     torch.testing.assert_close(result, expected, rtol=2**-6, atol=2**-6 * expected.abs().max())
 
 
+@implementations
 @pytest.mark.parametrize("model", ["mixtral", "deepseek_v3", "gpt_oss"])
-def test_one_dynamic_graph_serves_every_token_count(model: str) -> None:
+def test_one_dynamic_graph_serves_every_token_count(model: str, experts: str) -> None:
     family = next(f for f in FAMILIES if f.model == model)
-    block = family.build().eval()
+    block = family.build(experts=experts).eval()
     compiled, capture = compile_rewritten(block, dynamic=True)
     for tokens in (2, 3, 5, 7, 12, 31, 64):
         x = torch.randn(1, tokens, HIDDEN)

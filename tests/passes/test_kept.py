@@ -255,18 +255,6 @@ def test_rows_combined_twice_are_kept() -> None:
     assert {layer.reasons[0].check for layer in capture.layers} == {"interior-user"}
 
 
-class GatheredWeights(HandwrittenMoe):
-    """The weights of every slot gathered, as ``batched_mm`` does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        r = self.route(x)
-        rows = x.repeat_interleave(TOP_K, dim=0)
-        h = torch.bmm(self.w13[r.flat], rows.unsqueeze(-1)).squeeze(-1)
-        gate, up = h.chunk(2, -1)
-        y = torch.bmm((functional.silu(gate) * up).unsqueeze(1), self.w2[r.flat]).squeeze(1)
-        return (y * r.weights.view(-1, 1)).view(TOKENS, TOP_K, -1).sum(1)
-
-
 class LoopOverExperts(HandwrittenMoe):
     """One product per expert, on the tokens that chose it."""
 
@@ -294,7 +282,7 @@ class LoopOverMasks(HandwrittenMoe):
         return out
 
 
-@pytest.mark.parametrize("module", [GatheredWeights, LoopOverExperts, LoopOverMasks])
+@pytest.mark.parametrize("module", [LoopOverExperts, LoopOverMasks])
 def test_other_forms_are_named(module: type[nn.Module]) -> None:
     layer = kept_layer(module())
     assert layer.reasons[0].check == "form"

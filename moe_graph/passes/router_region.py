@@ -1,0 +1,72 @@
+"""What falls away when an op computes the ids and the weights of a router.
+
+Every use of the ids, and every use of the weights from where they are complete, is given to the op.
+What only they were computed from falls away; scores that are read elsewhere as well stay. A tensor
+that is written in place falls away with every view and every write before that point, or not at
+all: what comes after it reads the op's tensor in its stead.
+"""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from moe_graph.passes.router_values import Values, is_droppable
+
+
+def falls_away(values: Values, replaced: list[Node], needed: set[Node]) -> set[Node] | None:
+    """Return the nodes that nothing uses once `replaced` have other nodes in their place.
+
+    Args:
+        values: the graph's values.
+        replaced: nodes whose uses are given to new nodes.
+        needed: what the new nodes read.
+
+    Returns:
+        The nodes, `replaced` among them; None where a replaced one cannot fall away.
+    """
+    dead = _cone(values, replaced, needed)
+    changed = True
+    while changed:
+        staying = {n for n in dead if not _can_go(values, n, dead, replaced)}
+        changed = bool(staying)
+        dead -= staying
+    return dead if dead.issuperset(replaced) else None
+
+
+def redirected_uses(values: Values, target: Node) -> list[tuple[Node, Node]]:
+    """Return (user, what it reads) for every use of the value of `target` from there on."""
+    start = values.position(target)
+    return [
+        (user, alias)
+        for alias in values.aliases(target)
+        for user in alias.users
+        if values.position(alias) <= start < values.position(user)
+    ]
+
+
+def _cone(values: Values, replaced: list[Node], needed: set[Node]) -> set[Node]:
+    """Return what `replaced` are computed from, back to `needed`, with the writes to any of it."""
+    first = min(map(values.position, needed))
+    last = max(map(values.position, replaced))
+    cone: set[Node] = set()
+    pending = list(replaced)
+    while pending:
+        node = pending.pop()
+        outside = node in needed or not first < values.position(node) <= last
+        if node in cone or outside or not is_droppable(values.call(node)):
+            continue
+        cone.add(node)
+        pending += [*node.all_input_nodes, *values.writers(node)]
+    return cone
+
+
+def _can_go(values: Values, node: Node, dead: set[Node], replaced: list[Node]) -> bool:
+    taken = {use for target in replaced for use in redirected_uses(values, target)}
+    if any(user not in dead and (user, node) not in taken for user in node.users):
+        return False
+    group = values.sharing(node)
+    if not any(values.call(n).writes is not None or values.writers(n) for n in group):
+        return True
+    # What is made of a replaced tensor later on is made of the op's.
+    end = max((values.position(n) for n in replaced if n in group), default=None)
+    return all(n in dead for n in group if end is None or values.position(n) <= end)
