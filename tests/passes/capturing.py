@@ -77,6 +77,6 @@ def result_and_gradients(
     result = function(x)
     result = result[0] if isinstance(result, tuple) else result
     torch.manual_seed(1)
-    result.backward(torch.randn_like(result))
+    result.backward(torch.randn(result.shape, dtype=result.dtype).to(result.device))
     gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
     return result.detach(), gradients | {"input": x.grad}

@@ -43,6 +43,11 @@ class Routing:
         return self.ids.reshape(-1)
 
 
+def numbers(x: Tensor) -> Tensor:
+    """Return the numbers of the rows of `x`."""
+    return torch.arange(x.shape[0], device=x.device)
+
+
 Piece = Callable[[Routing], Any]
 Combine = Callable[[Routing, Tensor], Tensor]
 
@@ -65,14 +70,14 @@ DISPATCHES: dict[str, Piece] = {
     "unsqueeze-expand": lambda r: (
         r.x.unsqueeze(1).expand(-1, TOP_K, -1).reshape(-1, HIDDEN)[r.order]
     ),
-    "token-numbers": lambda r: r.x[torch.arange(r.x.shape[0]).repeat_interleave(TOP_K)[r.order]],
+    "token-numbers": lambda r: r.x[numbers(r.x).repeat_interleave(TOP_K)[r.order]],
     "slice-all": lambda r: r.x[r.order // TOP_K, :],
 }
 
 COUNTS: dict[str, Piece] = {
     "histc": lambda r: torch.histc(r.sorted_ids.float(), bins=EXPERTS, min=0, max=EXPERTS - 1),
     "histc-unsorted": lambda r: torch.histc(r.flat.float(), bins=EXPERTS, min=0, max=EXPERTS),
-    "scatter_add": lambda r: torch.zeros(EXPERTS, dtype=torch.long).scatter_add(
+    "scatter_add": lambda r: r.flat.new_zeros(EXPERTS).scatter_add(
         0, r.flat, torch.ones_like(r.flat)
     ),
     "one_hot": lambda r: functional.one_hot(r.flat, EXPERTS).sum(0),
@@ -84,18 +89,14 @@ INVERSES: dict[str, Piece] = {
     "setitem": lambda r: _by_setitem(r.order),
     "argsort": lambda r: torch.argsort(r.order),
     "sort": lambda r: r.order.sort()[1],
-    "index_copy": lambda r: torch.empty_like(r.order).index_copy_(
-        0, r.order, torch.arange(r.order.shape[0])
-    ),
-    "scatter": lambda r: torch.zeros_like(r.order).scatter(
-        0, r.order, torch.arange(r.order.shape[0])
-    ),
+    "index_copy": lambda r: torch.empty_like(r.order).index_copy_(0, r.order, numbers(r.order)),
+    "scatter": lambda r: torch.zeros_like(r.order).scatter(0, r.order, numbers(r.order)),
 }
 
 
 def _by_setitem(order: Tensor) -> Tensor:
     inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(order.shape[0])
+    inverse[order] = numbers(order)
     return inverse
 
 
