@@ -2,7 +2,7 @@
 
 ::
 
-    dynamo graph ── passes ──> dynamo graph with moe_graph:: ops
+    dynamo graph ── passes ──> dynamo graph with moe_graph:: ops, nothing data-dependent left
                  ── AOT, decompositions ──> ATen graphs, forward and backward
                  ── converters ──> GE graphs ──> CANN, or the emulated engine
 
@@ -30,6 +30,7 @@ from moe_graph.converters.coverage import LoweringError, missing_lowerings
 from moe_graph.converters.decompositions import decompositions
 from moe_graph.dumps import Dumps
 from moe_graph.float_inputs import make_constant
+from moe_graph.frontends import capture
 from moe_graph.ops import use_product
 from moe_graph.passes import rewrite_moe_layers
 from moe_graph.provenance import GE_ATTRIBUTE, layer_in
@@ -50,6 +51,8 @@ class MoeGraphBackend:
         report: what it has compiled so far, see :class:`moe_graph.report.Report`.
     """
 
+    moe_graph_frontends = True  # asked by moe_graph.frontends.tracing
+
     def __init__(
         self, config: Config | None = None, compiler_config: torchair.CompilerConfig | None = None
     ) -> None:
@@ -59,6 +62,7 @@ class MoeGraphBackend:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         attention_tracing.install()
+        capture.install()
 
     def __repr__(self) -> str:
         """Dynamo names the backend so in its errors."""
@@ -82,6 +86,7 @@ class MoeGraphBackend:
         compilation = self.begin(gm)
         register_converters()
         try:
+            capture.refuse_leftovers(gm)
             with compilation.converting():
                 return compile_with_torchair(
                     gm,
@@ -92,10 +97,11 @@ class MoeGraphBackend:
                     options=options,
                     convert=convert,
                 )
-        except RestartAnalysis:
-            # Dynamo traces the frame again and comes back with another graph.
+        except (RestartAnalysis, capture.CapturedInVainError) as error:
+            # Dynamo traces the frame again and comes back with another graph. Where that one has
+            # but fragments of a kept layer, the reason found in this one says more.
             with self._lock:
-                compilation.withdraw()
+                compilation.withdraw(kept=isinstance(error, RestartAnalysis))
             raise
 
     def begin(self, gm: torch.fx.GraphModule) -> Compilation:
@@ -109,6 +115,7 @@ class MoeGraphBackend:
             self.report.graphs += 1
         dumps = Dumps(self.config.dump_path, number)
         dumps.write_fx("before", gm)
+        capture.note_captured(gm)
         layers = rewrite_moe_layers(gm, self.config)
         dumps.write_fx("after", gm)
         for layer in layers:
@@ -147,13 +154,12 @@ class Compilation:
         self._layers = layers
         self._dumps = dumps
 
-    def withdraw(self) -> None:
-        """Take this graph out of the report."""
+    def withdraw(self, kept: bool) -> None:
+        """Take this graph out of the report: its rewritten layers, and the `kept` ones or not."""
         self._report.graphs -= 1
+        withdrawn = [layer for layer in self._layers if kept or layer.status == "rewritten"]
         self._report.layers = [
-            layer
-            for layer in self._report.layers
-            if not any(layer is withdrawn for withdrawn in self._layers)
+            layer for layer in self._report.layers if not any(layer is other for other in withdrawn)
         ]
 
     def before_conversion(self, gm: torch.fx.GraphModule) -> None:

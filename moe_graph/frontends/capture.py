@@ -1,0 +1,96 @@
+"""Lets dynamo put data-dependent shapes into a graph for moe_graph, with a way back.
+
+A loop over experts that finds its tokens with ``torch.where(ids == e)`` becomes one graph only
+with dynamo's capture flags. Set for good, they turn other programs into errors, and they leave
+sizes in the graph that no lowering has. So each frame that dynamo traces for moe_graph is tried
+with the flags first, and again without them where that does not end well:
+
+    with flags     one graph, and nothing data-dependent is left after the passes: taken
+                   dynamo fails or skips the frame, or something is left: not taken
+    without flags  what torch.compile does by itself
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch._dynamo.config
+import torch.fx
+from torch._dynamo import convert_frame
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from moe_graph.frontends.tracing import Trace, current_trace, has_frontends, tracing
+from moe_graph.report import KeptLayerError
+
+_FLAGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+
+
+class CapturedInVainError(RuntimeError):
+    """Data-dependent sizes are left in a graph after the passes; dynamo is to trace it without."""
+
+
+@functools.cache
+def install() -> None:
+    """Have dynamo try frames with capture; later calls change nothing.
+
+    Raises:
+        RuntimeError: this version of dynamo traces frames in another way.
+    """
+    original = getattr(convert_frame, "compile_frame", None)
+    if original is None:
+        raise RuntimeError("torch._dynamo.convert_frame has no compile_frame; want torch 2.13")
+    convert_frame.compile_frame = functools.wraps(original)(
+        functools.partial(_compile_frame, original)
+    )
+
+
+def note_captured(gm: torch.fx.GraphModule) -> None:
+    """Tell the attempt under way that dynamo captured something in `gm`, if it did."""
+    trace = current_trace()
+    if trace is not None and has_data_dependent_sizes(gm):
+        trace.mattered = True
+
+
+def refuse_leftovers(gm: torch.fx.GraphModule) -> None:
+    """Have dynamo trace the frame without capture if data-dependent sizes are left in `gm`.
+
+    Raises:
+        CapturedInVainError: they are, and dynamo can still trace without.
+    """
+    trace = current_trace()
+    if trace is not None and trace.retries and has_data_dependent_sizes(gm):
+        raise CapturedInVainError("data-dependent sizes are left in the graph")
+
+
+def has_data_dependent_sizes(gm: torch.fx.GraphModule) -> bool:
+    """Whether a value of the graph has a size, or is a number, that only the data decides."""
+    return any(
+        free_unbacked_symbols(node.meta["example_value"])
+        for node in gm.graph.nodes
+        if node.meta.get("example_value") is not None
+    )
+
+
+def _compile_frame(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Trace one frame; the arguments are those of dynamo's ``compile_frame``."""
+    compiler_fn, one_graph = args[5], args[6]
+    if not has_frontends(compiler_fn):
+        with tracing(None):
+            return original(*args, **kwargs)
+    if one_graph or kwargs.get("export"):  # dynamo captures by itself, and has no other way
+        with tracing(Trace(captures=True)):
+            return original(*args, **kwargs)
+    attempt = Trace(captures=True, retries=True)
+    try:
+        with tracing(attempt), torch._dynamo.config.patch(_FLAGS):
+            return original(*args, **kwargs)
+    except BackendCompilerFailed as error:
+        if not attempt.mattered or isinstance(error.inner_exception, KeptLayerError):
+            raise
+    except Exception:
+        pass  # Whatever it was: without capture dynamo meets it again, or it came from capture.
+    with tracing(Trace(captures=False)):
+        return original(*args, **kwargs)
