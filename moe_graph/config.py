@@ -63,6 +63,7 @@ _DEVICE_PREFIXES = {
     "Ascend950": Soc.ASCEND950,
 }
 ON_MISS = ("warn", "error", "ignore")
+FUSE_ROUTERS = ("fp32", "all", "none")
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ class Config:
             compiling; a difference is an error.
         dump_dir: directory that receives the FX graph before and after the passes, the GE graph and
             ``report.json``; None writes nothing.
+        fuse_routers: which routers of rewritten layers one op (MoeGatingTopKSoftmax, its V2, or
+            MoeGatingTopK) computes where it computes the same. Of two experts with equal scores it
+            chooses the lower one, ``torch.topk`` any. ``"fp32"``: routers with logits in float32,
+            where scores are hardly ever equal; ``"all"``: also those with logits of 16 bits, where
+            a token in fifty may get another expert than eager code gives it; ``"none"``.
 
     Raises:
         ValueError: a field has a value that is not listed above.
@@ -89,10 +95,15 @@ class Config:
     on_miss: str = "warn"
     verify: bool = False
     dump_dir: str | os.PathLike[str] | None = None
+    fuse_routers: str = "fp32"
 
     def __post_init__(self) -> None:
         if self.on_miss not in ON_MISS:
             raise ValueError(f"Config.on_miss: got {self.on_miss!r}, want one of {ON_MISS}")
+        if self.fuse_routers not in FUSE_ROUTERS:
+            raise ValueError(
+                f"Config.fuse_routers: got {self.fuse_routers!r}, want one of {FUSE_ROUTERS}"
+            )
         if self.soc is not None:
             Soc.parse(self.soc)
 

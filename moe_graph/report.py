@@ -58,6 +58,10 @@ class LayerReport:
         ge_nodes: GE op type -> number of nodes that the region became, forward and backward;
             empty until the graph is converted.
         graph: number of the dynamo graph that holds the layer, in order of compilation.
+        router_op: GE type of the op that computes the router of a rewritten layer, for example
+            ``"MoeGatingTopK"``; empty where the router stays as the source has it.
+        router_reasons: why the router stays; empty where an op computes it, the layer is kept, or
+            ``Config(fuse_routers="none")`` asks for no op.
     """
 
     path: str
@@ -70,6 +74,8 @@ class LayerReport:
     fx_nodes_after: int = 0
     ge_nodes: dict[str, int] = field(default_factory=dict)
     graph: int = 0
+    router_op: str = ""
+    router_reasons: list[Reason] = field(default_factory=list)
 
 
 class KeptLayerError(RuntimeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -25,8 +26,24 @@ def render(report: Report) -> str:
         console.print(f"kept {layer.path} ({layer.source}):", markup=False)
         for reason in layer.reasons:
             console.print(f"  - {reason}", markup=False, soft_wrap=True)
+    for reason, paths in _kept_routers(report).items():
+        console.print(f"router of {paths} stays:", markup=False)
+        console.print(f"  - {reason}", markup=False, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().rstrip()
+
+
+def _kept_routers(report: Report) -> dict[str, str]:
+    """Return reasons why routers stay, each once, with the first layer and the number of others."""
+    paths: dict[str, list[str]] = {}
+    for layer in report.rewritten:
+        for reason in layer.router_reasons:
+            # The same line of the model has another node in every layer.
+            paths.setdefault(str(replace(reason, node=layer.router)), []).append(layer.path)
+    return {
+        reason: first + (f" and {len(others)} more" if others else "")
+        for reason, (first, *others) in paths.items()
+    }
 
 
 def _layer_table(report: Report) -> Table:

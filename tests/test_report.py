@@ -1,6 +1,7 @@
 """The report: what it counts, how it prints, and that its JSON holds every field."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,16 @@ def test_a_kept_layer_says_what_was_found_wanted_and_what_helps() -> None:
     )
 
 
+def test_a_router_that_stays_is_told_once_for_all_layers_of_one_line() -> None:
+    layers = [
+        replace(two_layers().layers[0], path=f"layers.{n}.mlp", router_reasons=[REASON])
+        for n in range(3)
+    ]
+    text = str(Report(layers=layers, graphs=1))
+    assert text.count("router of layers.0.mlp and 2 more stays:") == 1
+    assert text.count("one-permutation at softmax-topk (model.py:41)") == 1
+
+
 def test_a_report_without_layers_says_so() -> None:
     assert str(Report(graphs=1)) == "moe_graph: 1 graph compiled, no MoE layer found"
 
@@ -74,6 +85,8 @@ def test_json_holds_every_field() -> None:
         "fx_nodes_after",
         "ge_nodes",
         "graph",
+        "router_op",
+        "router_reasons",
     }
     assert set(data["layers"][1]["reasons"][0]) == {
         "check",

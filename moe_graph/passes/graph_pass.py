@@ -15,6 +15,7 @@ from moe_graph.passes.layer import Layer
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.recognise import Kept, find_layers
 from moe_graph.passes.rewrite import LayerRewrite
+from moe_graph.passes.router_pass import rewrite_routers
 from moe_graph.passes.routers import router_name
 from moe_graph.passes.verify import Verifier
 from moe_graph.provenance import module_path, source_line
@@ -33,12 +34,19 @@ def _rewrite_graph(gm: GraphModule, config: Config, results: Results) -> list[La
     facts = Facts(gm.graph)
     verifier = Verifier(gm) if config.verify else None
     # From the last to the first: what a layer reads may be the result of an earlier one.
+    looked_at = list(reversed(find_layers(gm.graph, facts)))
     own = [
         _kept(facts, found)
         if isinstance(found, Kept)
         else _rewrite(gm, facts, found, verifier, results)
-        for found in reversed(find_layers(gm.graph, facts))
+        for found in looked_at
     ]
+    rewritten = [
+        (layer.root, report)
+        for layer, report in zip(looked_at, own, strict=True)
+        if not isinstance(layer, Kept) and report.status == "rewritten"
+    ]
+    rewrite_routers(gm, facts, rewritten, config, results)
     reports += reversed(own)
     if any(report.status == "rewritten" for report in own):
         gm.graph.lint()

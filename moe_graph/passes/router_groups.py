@@ -5,7 +5,7 @@
     groups = ranking.view(T, G, S)                             groups of S experts
     best = groups.topk(2, -1)[0].sum(-1).topk(g, -1)[1]        or groups.amax(-1), max(-1)
     mask = zeros(T, G).scatter_(1, best, 1)                    or ones and 0, True and False
-    mask = mask.unsqueeze(-1).expand(T, G, S).reshape(T, E)    or repeat_interleave, or left [T, G, 1]
+    mask = mask.unsqueeze(-1).expand(T, G, S).reshape(T, E)    or repeat_interleave, or [T, G, 1]
     masked = ranking.masked_fill(~mask.bool(), -inf)           or where, or a product with the mask
 
 becomes ``Groups(count=G, kept=g, mode=two largest)``.
@@ -30,11 +30,16 @@ from moe_graph.passes.canonical import Call
 from moe_graph.passes.facts import Root
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.router_scores import Ranking, read_ranking
-from moe_graph.passes.router_values import Values, argument, is_last_dim, number
+from moe_graph.passes.router_values import (
+    FULL,
+    ONES,
+    ZEROS,
+    Values,
+    argument,
+    is_last_dim,
+    number,
+)
 
-_ZEROS = ("zeros", "zeros_like", "new_zeros")
-_ONES = ("ones", "ones_like", "new_ones")
-_FULL = ("full", "full_like", "new_full")
 _LOWEST = (-math.inf, torch.finfo(torch.float32).min)
 
 
@@ -138,11 +143,11 @@ def _constant(values: Values, call: Call, name: str) -> float | None:
     made = values.operand(call, name, detached=True)
     if made is None:
         return None
-    if made.op in _ZEROS:
+    if made.op in ZEROS:
         return 0.0
-    if made.op in _ONES:
+    if made.op in ONES:
         return 1.0
-    return number(made["fill_value"]) if made.op in _FULL else None
+    return number(made["fill_value"]) if made.op in FULL else None
 
 
 def _read_mask(values: Values, masked: _Masked) -> tuple[Call, int] | None:
@@ -151,7 +156,7 @@ def _read_mask(values: Values, masked: _Masked) -> tuple[Call, int] | None:
     call: Call | None = masked.mask
     keeps = masked.keeps
     while call is not None and call.op != "scatter":
-        if call.op in ("eq", "ne", "gt") and number(call.get("other", call.get("1"))) == 0.0:
+        if call.op in ("eq", "ne", "gt") and number(argument(call, "other", 1)) == 0.0:
             keeps = keeps != (call.op == "eq")
         elif call.op == "logical_not":
             keeps = not keeps
@@ -196,24 +201,21 @@ def _block_by_block(
     if not isinstance(experts, int) or not isinstance(count, int) or experts % count:
         return False
     size = experts // count
-    narrow = ((rows, count), (rows, count, 1))
-    wide = ((rows, count, size), (rows, experts))
+    narrow: list[tuple[Any, ...]] = [(rows, count), (rows, count, 1)]
+    wide: list[tuple[Any, ...]] = [(rows, experts), (rows, count, size)]
     current, spread = groups, size == 1
     for op, shape in steps:
-        if op == "reshape":
-            allowed = wide if spread else narrow
-        elif op == "expand":
-            allowed = wide[:1] if meta.same_shape(current, narrow[1]) else ()
-            spread = True
-        else:
-            allowed = wide[1:] if meta.same_shape(current, narrow[0]) else ()
+        allowed = wide if spread else narrow
+        if op != "reshape":
+            axis = op == "expand"  # an expand goes over in three dimensions, a repeat in two
+            allowed = [wide[axis]] if meta.same_shape(current, narrow[axis]) else []
             spread = True
         if not any(meta.same_shape(shape, other) for other in allowed):
             return False
         current = shape
     if len(data) == 3:
-        fits = wide[:1] if spread else (*wide[:1], narrow[1])
-        return meta.same_shape(data, wide[0]) and any(meta.same_shape(current, s) for s in fits)
+        fits = wide[1] if spread else narrow[1]
+        return meta.same_shape(data, wide[1]) and meta.same_shape(current, fits)
     return spread and meta.same_shape(current, data)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from moe_graph.passes.router_values import Values, is_droppable
+from moe_graph.passes.router_values import Values, is_constant, is_droppable
 
 
 def falls_away(values: Values, replaced: list[Node], needed: set[Node]) -> set[Node] | None:
@@ -24,10 +24,11 @@ def falls_away(values: Values, replaced: list[Node], needed: set[Node]) -> set[N
     Returns:
         The nodes, `replaced` among them; None where a replaced one cannot fall away.
     """
-    dead = _cone(values, replaced, needed)
+    dead = computed_from(values, replaced, needed)
+    taken = {use for target in replaced for use in redirected_uses(values, target)}
     changed = True
     while changed:
-        staying = {n for n in dead if not _can_go(values, n, dead, replaced)}
+        staying = {n for n in dead if not _can_go(values, n, dead, replaced, taken)}
         changed = bool(staying)
         dead -= staying
     return dead if dead.issuperset(replaced) else None
@@ -44,24 +45,31 @@ def redirected_uses(values: Values, target: Node) -> list[tuple[Node, Node]]:
     ]
 
 
-def _cone(values: Values, replaced: list[Node], needed: set[Node]) -> set[Node]:
-    """Return what `replaced` are computed from, back to `needed`, with the writes to any of it."""
+def computed_from(values: Values, results: list[Node], needed: set[Node]) -> set[Node]:
+    """Return what `results` are computed from, back to `needed`, with the writes to any of it."""
     first = min(map(values.position, needed))
-    last = max(map(values.position, replaced))
-    cone: set[Node] = set()
-    pending = list(replaced)
+    last = max(map(values.position, results))
+    found: set[Node] = set()
+    pending = list(results)
     while pending:
         node = pending.pop()
-        outside = node in needed or not first < values.position(node) <= last
-        if node in cone or outside or not is_droppable(values.call(node)):
+        call = values.call(node)
+        inside = is_constant(call) or first < values.position(node)
+        if node in found or node in needed or not is_droppable(call):
             continue
-        cone.add(node)
-        pending += [*node.all_input_nodes, *values.writers(node)]
-    return cone
+        if inside and values.position(node) <= last:
+            found.add(node)
+            pending += [*node.all_input_nodes, *values.writers(node)]
+    return found
 
 
-def _can_go(values: Values, node: Node, dead: set[Node], replaced: list[Node]) -> bool:
-    taken = {use for target in replaced for use in redirected_uses(values, target)}
+def _can_go(
+    values: Values,
+    node: Node,
+    dead: set[Node],
+    replaced: list[Node],
+    taken: set[tuple[Node, Node]],
+) -> bool:
     if any(user not in dead and (user, node) not in taken for user in node.users):
         return False
     group = values.sharing(node)

@@ -26,6 +26,8 @@ from moe_graph.passes.misses import Miss
 from moe_graph.passes.router_values import Values, argument, is_last_dim
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_UNROUNDED = ("add", "cast", "detach", "div", "mul", "neg", "reshape", "sub")
+"""Ops with one tensor that make equal numbers of equal ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,21 @@ def read_ranking(values: Values, call: Call, root: Root) -> Ranking | Miss | Non
     if scores is not None:
         return scores if isinstance(scores, Miss) else Ranking(call, scores)
     return _biased(values, call, root)
+
+
+def rounded_logits(values: Values, scores: Scores) -> Node | None:
+    """Return the tensor of 16 bits that the logits are, up to casts and numbers, or None."""
+    node, reader = scores.logits, scores.reader
+    while meta.dtype(node) is torch.float32:
+        made = values.made(node, reader)
+        if made is None or made.op not in _UNROUNDED or made.writes is not None:
+            return None
+        operands = [made.get("input"), made.get("other")]
+        tensors = [operand for operand in operands if meta.is_tensor(operand)]
+        if len(tensors) != 1 or not isinstance(tensors[0], Node):
+            return None
+        node, reader = tensors[0], made.node
+    return node
 
 
 def _biased(values: Values, call: Call, root: Root) -> Ranking | Miss | None:

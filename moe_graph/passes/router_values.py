@@ -13,6 +13,7 @@ Calls are read from the graph as it is now, so the answers stay right while laye
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,6 +23,10 @@ from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.canonical import Call, canonical, is_complete
 from moe_graph.passes.spellings import RANDOM
+
+ZEROS = ("zeros", "zeros_like", "new_zeros")
+ONES = ("ones", "ones_like", "new_ones")
+FULL = ("full", "full_like", "new_full")
 
 
 class Values:
@@ -49,11 +54,14 @@ class Values:
         """Read every call anew: the graph has changed."""
         self._calls.clear()
 
-    def add(self, nodes: list[Node], at: Node) -> None:
-        """Take in nodes that were inserted before `at`."""
-        for node in nodes:
+    def note_change(self, added: list[Node], at: Node, erased: set[Node]) -> None:
+        """Take in nodes that were inserted before `at`, and forget erased ones."""
+        for node in added:
             self._position[node] = self._position[at] - 0.5
             self._grad[node] = self._grad[at]
+        for node in erased:
+            del self._position[node]
+        self.forget()
 
     def call(self, node: Node) -> Call:
         """Return a node in canonical form."""
@@ -89,7 +97,13 @@ class Values:
 
     def sharing(self, node: Node) -> set[Node]:
         """Return the nodes that may share memory with `node`, itself included."""
-        return {node, *self._memory.sharing(node)}
+        return {node, *(n for n in self._memory.sharing(node) if n in self._position)}
+
+    def written(self, node: Node, start: Node, end: Node | None = None) -> bool:
+        """Tell whether the memory of `node` is written between two nodes, or from one on."""
+        last = math.inf if end is None else self._position[end]
+        first = self._position[start]
+        return self._memory.written_between(node, first, last) is not None  # type: ignore[arg-type]
 
     def made(self, value: Any, at: Node) -> Call | None:
         """Return the call that made what `value` holds where `at` reads it.
@@ -105,7 +119,7 @@ class Values:
         writers = {w for alias in aliases for w in self.writers(alias) if self._position[w] < end}
         maker = max(writers, key=self._position.__getitem__, default=origin)
         call = self.call(maker)
-        if self._memory.written_between(value, self._position[maker], end) is not None:  # type: ignore[arg-type]
+        if self.written(value, maker, at):
             return None
         return call if call.known and is_complete(call) else None
 
@@ -133,6 +147,11 @@ class Values:
         before, after = meta.example(call["input"]), meta.example(call.node)
         same_shape = meta.same_shape(tuple(before.shape), tuple(after.shape))
         return before.dtype == after.dtype and before.device == after.device and same_shape
+
+
+def is_constant(call: Call) -> bool:
+    """Tell whether a call makes the same numbers whatever its operands hold."""
+    return call.op == "arange" or call.op in ZEROS + ONES + FULL
 
 
 def is_droppable(call: Call) -> bool:

@@ -26,7 +26,7 @@ from moe_graph.passes import meta
 from moe_graph.passes.canonical import Call
 from moe_graph.passes.router_scores import FLOATS
 from moe_graph.passes.router_selection import Selection
-from moe_graph.passes.router_values import Values, argument, is_last_dim, number
+from moe_graph.passes.router_values import FULL, Values, argument, is_last_dim, number
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,11 +128,13 @@ def _softmax_of_chosen(values: Values, call: Call, selection: Selection) -> bool
     if spread is None or spread.op != "scatter" or not is_last_dim(spread["dim"], spread.node):
         return False
     base, chosen = values.operand(spread, "input"), values.operand(spread, "src")
-    if base is None or base.op not in ("full", "full_like", "new_full") or chosen is None:
+    if base is None or base.op not in FULL or chosen is None:
         return False
     at_ids = values.plain(values.made(spread["index"], spread.node)) is values.call(selection.ids)
     is_result = chosen.op == "result" and chosen["input"] is selection.choice.node
-    return number(base["fill_value"]) == -torch.inf and at_ids and is_result and chosen["index"] == 0
+    return (
+        number(base["fill_value"]) == -torch.inf and at_ids and is_result and chosen["index"] == 0
+    )
 
 
 def _steps(values: Values, selection: Selection, weights: Weights) -> Iterator[Weights]:

@@ -52,12 +52,12 @@ class Verifier:
     def before(self, layer: Layer) -> None:
         """Copy the part of the graph that is about to change."""
         nodes = [n for n in self._owner.graph.nodes if n in layer.body or n in layer.dead]
-        self._inputs = _boundary(nodes)
-        key = _structure(nodes, self._inputs)
+        self._inputs = boundary(nodes)
+        key = structure(nodes, self._inputs)
         self._before = None
         if key not in self._done:
             self._done.add(key)
-            self._before = self._extract(nodes, layer.end)
+            self._before = extract(self._owner, nodes, self._inputs, layer.end)
 
     def after(self, layer: Layer, rewrite: LayerRewrite, path: str) -> None:
         """Run both forms of the part that changed.
@@ -69,12 +69,12 @@ class Verifier:
             return
         members = layer.body | set(rewrite.nodes)
         nodes = [n for n in self._owner.graph.nodes if n in members]
-        new = self._extract(nodes, rewrite.replacements[layer.end])
+        new = extract(self._owner, nodes, self._inputs, rewrite.replacements[layer.end])
         values = _random_inputs(self._inputs, layer)
         with torch.no_grad():
             # Copies, for the parts may write in place.
-            expected = self._before(*_copies(values)).float()
-            result = new(*_copies(values)).float()
+            expected = self._before(*copies(values)).float()
+            result = new(*copies(values)).float()
         both_nan = result.isnan() & expected.isnan()
         difference = (result - expected).abs().masked_fill(both_nan, 0.0)
         error = difference.max().item() if expected.numel() else 0.0
@@ -83,23 +83,24 @@ class Verifier:
         if not error <= limit:
             raise VerificationError(path, error, limit)
 
-    def _extract(self, nodes: list[Node], result: Node) -> GraphModule:
-        """Return a module that computes `result` from the inputs by way of `nodes`."""
-        graph = Graph()
-        copies = {node: graph.placeholder(node.name) for node in self._inputs}
-        for node in nodes:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-        graph.output(copies[result])
-        return GraphModule(self._owner, graph)
+
+def extract(owner: GraphModule, nodes: list[Node], inputs: list[Node], result: Any) -> GraphModule:
+    """Return a module that computes `result`, one node or a tuple, from `inputs` by `nodes`."""
+    graph = Graph()
+    copied = {node: graph.placeholder(node.name) for node in inputs}
+    for node in nodes:
+        copied[node] = graph.node_copy(node, copied.__getitem__)
+    graph.output(map_arg(result, copied.__getitem__))
+    return GraphModule(owner, graph)
 
 
-def _boundary(nodes: list[Node]) -> list[Node]:
+def boundary(nodes: list[Node]) -> list[Node]:
     """Return what `nodes` read from outside, in the order of reading."""
     inside = set(nodes)
     return list(dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside))
 
 
-def _structure(nodes: list[Node], inputs: list[Node]) -> Hashable:
+def structure(nodes: list[Node], inputs: list[Node]) -> Hashable:
     """Return a key that is equal for parts that compute the same from inputs of equal shape."""
     number = {node: index for index, node in enumerate([*inputs, *nodes])}
 
@@ -119,9 +120,9 @@ def _random_inputs(inputs: Iterable[Node], layer: Layer) -> list[Any]:
     for node in inputs:
         value = meta.example(node)
         if not isinstance(value, torch.Tensor):
-            values.append(_concrete(value))
+            values.append(concrete(value))
             continue
-        dims = [_concrete(dim) for dim in value.shape]
+        dims = [concrete(dim) for dim in value.shape]
         if node is layer.root.ids:
             scores = torch.rand(*dims[:-1], layer.experts, generator=generator)
             values.append(scores.topk(dims[-1])[1].to(value.device, value.dtype))
@@ -133,12 +134,13 @@ def _random_inputs(inputs: Iterable[Node], layer: Layer) -> list[Any]:
     return values
 
 
-def _concrete(value: Any) -> Any:
+def concrete(value: Any) -> Any:
     """Return the number that a symbolic int stood for while tracing, 1 for a symbolic float."""
     if isinstance(value, torch.SymFloat):
         return 1.0
     return optimization_hint(value) if isinstance(value, torch.SymInt) else value
 
 
-def _copies(values: list[Any]) -> list[Any]:
+def copies(values: list[Any]) -> list[Any]:
+    """Return `values` with copies of the tensors among them."""
     return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
