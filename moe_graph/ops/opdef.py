@@ -76,6 +76,8 @@ class OpDef:
         shape_rule: GE's infershape: its checks, then one spec per output (None: not produced).
         compute: the kernel, a vectorised composition of PyTorch ops.
         naive: the definition, slow and plain, that `compute` is tested against.
+        dtype_rule: what must hold of dtypes beyond the columns of the IR: beside which attributes,
+            and which inputs, each is taken.
         tiling_rule: what must fit together when the op runs though infershape lets it pass.
         limits: ranges of sizes and attributes, checked when the op runs.
         infershape_checks_dtypes: False where GE's infershape does not look at the dtypes of the IR;
@@ -98,6 +100,7 @@ class OpDef:
     shape_rule: Callable[[Call], Specs]
     compute: Callable[[Call], Tensors]
     naive: Callable[[Call], Tensors]
+    dtype_rule: Callable[[Call], None] = field(default=lambda call: None)
     tiling_rule: Callable[[Call], None] = field(default=lambda call: None)
     limits: tuple[Limit, ...] = ()
     infershape_checks_dtypes: bool = True
@@ -313,7 +316,8 @@ class OpDef:
         ]
 
     def _check_dtypes(self, call: Call) -> None:
-        """Find a dtype column that all present inputs share."""
+        """Apply the dtype rule, and find a dtype column that all present inputs share."""
+        self.dtype_rule(call)
         soc = call.soc
         width = max(len(declared.columns(soc)) for declared in self.inputs)
         columns = list(range(width))

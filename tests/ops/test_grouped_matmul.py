@@ -201,7 +201,8 @@ def _call(**change: Any) -> None:
     ("change", "argument"),
     [
         ({"x": torch.zeros(4, 3, 1)}, "x"),
-        ({"x": torch.zeros(4, 3, dtype=torch.int8)}, "x"),
+        ({"x": torch.zeros(4, 3, dtype=torch.int8)}, "weight"),
+        ({"x": torch.zeros(4, 3, dtype=torch.int16)}, "x"),
         ({"weight": torch.zeros(2, 3, 5, dtype=torch.float16)}, "weight"),
         ({"weight": torch.zeros(2, 4, 5)}, "weight"),
         ({"weight": torch.zeros(3, 5)}, "weight"),

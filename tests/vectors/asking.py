@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from moe_graph.ops import OpDef, OpError, find
+from moe_graph.ops.opdef import Call, Specs
 from tests.vectors.question import NotAsked, Question
 
 
@@ -29,17 +30,22 @@ def ask(question: Question) -> None:
         _compare_values(opdef, question)
 
 
-def _infer(opdef: OpDef, question: Question) -> None:
-    attrs = opdef.bind_attrs(question.attrs, complete=not question.only_infershape)
-    if question.only_infershape:
-        opdef.infer_shape(question.inputs, attrs, question.soc, upstream=True)
-    else:
-        opdef.infer(question.inputs, attrs, question.soc, outputs=question.outputs)
+def _infer(opdef: OpDef, question: Question) -> Specs:
+    only_infershape = question.only_infershape or question.want == "shapes"
+    attrs = opdef.bind_attrs(question.attrs, complete=not only_infershape)
+    if not only_infershape:
+        return opdef.infer(question.inputs, attrs, question.soc, outputs=question.outputs)
+    if question.part != "both":
+        call = Call(opdef, question.inputs, attrs, question.soc)
+        if question.part == "shapes":
+            return opdef.shape_rule(call)
+        opdef.dtype_rule(call)
+        return []
+    return opdef.infer_shape(question.inputs, attrs, question.soc, upstream=True)
 
 
 def _compare_shapes(opdef: OpDef, question: Question) -> None:
-    attrs = opdef.bind_attrs(question.attrs, complete=False)
-    specs = opdef.infer_shape(question.inputs, attrs, question.soc, upstream=True)
+    specs = _infer(opdef, question)
     for output, spec, shape in zip(opdef.outputs, specs, question.shapes, strict=False):
         if shape is not None:
             got = [] if spec is None else list(spec.shape)

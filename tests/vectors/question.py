@@ -30,6 +30,7 @@ class Question:
         values: for ``"values"``: per output, None where the case does not say.
         only_leading: the values of an output may be fewer than its rows.
         only_infershape: the case is one of infershape, which knows no limits.
+        part: it calls only the inference of shapes, or only that of dtypes.
     """
 
     op: str
@@ -42,6 +43,7 @@ class Question:
     values: list[torch.Tensor | None] = field(default_factory=list)
     only_leading: bool = False
     only_infershape: bool = False
+    part: Literal["both", "shapes", "dtypes"] = "both"
 
 
 class NotAsked(Exception):  # noqa: N818  an answer, not an error

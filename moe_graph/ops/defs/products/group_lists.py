@@ -13,7 +13,7 @@ from itertools import accumulate
 from moe_graph.ops.opdef import Call
 
 UNGROUPED, ROWS, INNER = -1, 0, 2  # group_type
-CUMSUM, COUNT = 0, 1  # group_list_type
+CUMSUM, COUNT, SPARSE = 0, 1, 2  # group_list_type
 
 
 def group_ends(op: Call, rows: int) -> list[int]:
@@ -22,11 +22,12 @@ def group_ends(op: Call, rows: int) -> list[int]:
     Raises:
         OpError: a group of negative size, or groups of more than `rows`.
     """
-    values: list[int] = op.group_list.tolist()
+    sizes = op.group_list[:, 1] if op.group_list_type == SPARSE else op.group_list
+    values: list[int] = sizes.tolist()
     ends = _ends(values, op.group_list_type)
     for group, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if end < begin:
-            wanted = ">= 0" if op.group_list_type == COUNT else f">= {begin}, the value before"
+            wanted = ">= 0" if op.group_list_type != CUMSUM else f">= {begin}, the value before"
             raise op.error(
                 "group_list",
                 got=f"{values[group]} at {group}",
@@ -44,11 +45,13 @@ def group_ends(op: Call, rows: int) -> list[int]:
 
 
 def _ends(values: Sequence[int], group_list_type: int) -> list[int]:
-    return list(accumulate(values)) if group_list_type == COUNT else list(values)
+    return list(values) if group_list_type == CUMSUM else list(accumulate(values))
 
 
 def _other_reading(op: Call, values: Sequence[int], rows: int) -> str:
     """Return a hint when the list fits the other `group_list_type`, or else nothing."""
+    if op.group_list_type == SPARSE:
+        return ""
     other, meaning = {
         CUMSUM: (COUNT, "sizes of groups"),
         COUNT: (CUMSUM, "a running sum"),

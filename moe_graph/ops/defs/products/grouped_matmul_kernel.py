@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 
 from moe_graph.ops.defs.products.group_lists import COUNT, INNER, ROWS, group_ends
+from moe_graph.ops.defs.products.grouped_matmul_dtypes import Kind, kind
+from moe_graph.ops.defs.products.grouped_matmul_int8 import compute_int8, naive_int8
 from moe_graph.ops.defs.support.chunks import slices
 from moe_graph.ops.defs.support.workers import run_parts
 from moe_graph.ops.opdef import Call, Tensors
@@ -18,7 +20,9 @@ _BLOCK_ROWS = 512
 
 
 def compute(op: Call) -> Tensors:
-    """Multiply; the shapes are those of `grouped_matmul.py`."""
+    """Multiply; the shapes are those of `grouped_matmul_shapes.py`."""
+    if kind(op) is not Kind.PLAIN:
+        return compute_int8(op)
     if op.group_type == INNER:
         return [_inner(op)]
     if op.group_type == ROWS:
@@ -119,6 +123,8 @@ def _ends(op: Call, rows: int) -> list[int]:
 
 def naive(op: Call) -> Tensors:
     """The definition: every element of y is one fp32 dot product plus bias, rounded once."""
+    if kind(op) is not Kind.PLAIN:
+        return naive_int8(op)
     wide_x = [x.to(torch.float32) for x in op.x]
     weights = list(op.weight[0]) if op.weight[0].dim() == 3 else list(op.weight)
     if op.group_type == INNER:
