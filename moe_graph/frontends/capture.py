@@ -23,6 +23,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from moe_graph.frontends.tracing import Trace, current_trace, has_frontends, tracing
+from moe_graph.frontends.transformers_experts import serve_eager_experts
 from moe_graph.report import KeptLayerError
 
 _FLAGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
@@ -80,6 +81,7 @@ def _compile_frame(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     if not has_frontends(compiler_fn):
         with tracing(None):
             return original(*args, **kwargs)
+    serve_eager_experts()  # Here, because models may be imported after the backend is made.
     if one_graph or kwargs.get("export"):  # dynamo captures by itself, and has no other way
         with tracing(Trace(captures=True)):
             return original(*args, **kwargs)
