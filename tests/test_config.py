@@ -38,6 +38,7 @@ def test_config_takes_the_product_from_its_field_before_the_environment(
     ("arguments", "message"),
     [
         ({"on_miss": "raise"}, r"on_miss: got 'raise', want one of \('warn', 'error', 'ignore'\)"),
+        ({"fuse_routers": True}, r"fuse_routers: got True, want one of \('fp32', 'all', 'none'\)"),
         ({"soc": "310P"}, "unsupported product: got '310P'"),
     ],
 )

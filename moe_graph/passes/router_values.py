@@ -42,10 +42,11 @@ class Values:
         self._calls: dict[Node, Call] = {}
         self._position: dict[Node, float] = {}
         self._grad: dict[Node, bool] = {}
-        grad, last = True, -1.0
+        grad, last = True, -1
         for node in graph.nodes:
-            # A new node stands between two old ones, whose positions the writes are known by.
-            last = self._position[node] = float(facts.position.get(node, last))
+            # A new node stands behind the old one before it; the writes are known by old ones.
+            last = facts.position.get(node, last)
+            self._position[node] = last + (0.0 if node in facts.position else 0.5)
             self._grad[node] = grad
             if node.op == "call_function" and node.target in _GRAD_SWITCHES:
                 grad = bool(node.args[0])

@@ -1,7 +1,7 @@
 """Run a lowered router against the nodes that it replaces, on random logits.
 
 Used with ``Config(verify=True)``, as :mod:`moe_graph.passes.verify` is for layers. The logits are
-drawn with all scores apart, with many of them equal, and with one expert that every token wants.
+drawn with all scores apart, with one expert that every token wants, and with many of them equal.
 Of equal scores the source may choose any, so the choice is compared by the scores of what is
 chosen, and the weights where both chose the same experts.
 """
@@ -61,7 +61,7 @@ class RouterVerifier:
         new = extract(self._owner, new_nodes, inputs, new_results)
         kinds = [meta.dtype(n) for n in plan.weights]
         limit = max((TOLERANCE.get(kind, 1e-5) for kind in kinds), default=1e-5)
-        for drawn in _draws(inputs, plan.logits):
+        for drawn in _draws(inputs, plan):
             with torch.no_grad():
                 ranked, *expected = old(*copies(drawn))
                 result = new(*copies(drawn))
@@ -70,9 +70,13 @@ class RouterVerifier:
                 raise VerificationError(f"{path} (router)", error, limit)
 
 
-def _draws(inputs: list[Node], logits: Node) -> Iterator[list[Any]]:
-    """Yield values for the inputs; `logits` apart, tied, and with one expert above all."""
-    for kind in ("apart", "tied", "one expert"):
+def _draws(inputs: list[Node], plan: Plan) -> Iterator[list[Any]]:
+    """Yield values for the inputs; the logits apart, tied, and with one expert above all.
+
+    Of equal groups any may take part, and then nothing of the choice is comparable.
+    """
+    kinds = ["apart", "one expert"] + (["tied"] if plan.selection.groups is None else [])
+    for kind in kinds:
         generator = torch.Generator().manual_seed(0)
         drawn: list[Any] = []
         for node in inputs:
@@ -81,7 +85,7 @@ def _draws(inputs: list[Node], logits: Node) -> Iterator[list[Any]]:
                 drawn.append(concrete(value))
                 continue
             numbers = torch.randn([concrete(dim) for dim in value.shape], generator=generator)
-            if node is not logits:
+            if node is not plan.logits:
                 numbers = numbers * 0.1
             elif kind == "tied":
                 numbers = numbers.round()

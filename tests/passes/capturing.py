@@ -23,12 +23,14 @@ class Capture:
         before: printed nodes of each graph before the passes.
         after: printed nodes of each graph after them.
         ops: calls of each graph after the passes, by name.
+        config: settings of the passes.
     """
 
     layers: list[LayerReport] = field(default_factory=list)
     before: list[list[str]] = field(default_factory=list)
     after: list[list[str]] = field(default_factory=list)
     modules: list[torch.fx.GraphModule] = field(default_factory=list)
+    config: Config = field(default_factory=Config)
 
     @property
     def ops(self) -> Counter[str]:
@@ -43,7 +45,7 @@ class Capture:
     def backend(self, gm: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
         """Rewrite a graph and run it as it is, with eager autograd."""
         self.before.append([node.format_node() or node.name for node in gm.graph.nodes])
-        self.layers += rewrite_moe_layers(gm, Config())
+        self.layers += rewrite_moe_layers(gm, self.config)
         self.after.append([node.format_node() or node.name for node in gm.graph.nodes])
         self.modules.append(gm)
         return gm.forward
@@ -57,11 +59,14 @@ def name_of(node: torch.fx.Node) -> str:
 
 
 def compile_rewritten(
-    function: Callable[..., Any], dynamic: bool | None = None, fullgraph: bool = True
+    function: Callable[..., Any],
+    dynamic: bool | None = None,
+    fullgraph: bool = True,
+    config: Config | None = None,
 ) -> tuple[Callable[..., Any], Capture]:
     """Return `function` compiled with the passes and nothing else, and what they did."""
     torch._dynamo.reset()
-    capture = Capture()
+    capture = Capture(config=config or Config())
     compiled = torch.compile(
         function, backend=capture.backend, fullgraph=fullgraph, dynamic=dynamic
     )
