@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -43,7 +43,8 @@ def _description(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         sizes = tuple(_symbol(dim) for dim in (*leaf.shape, *leaf.stride()))
         return (sizes, leaf.dtype, leaf.device, leaf.layout, getattr(leaf, "fake_mode", None))
-    return (type(leaf), _symbol(leaf))
+    # A slice has no hash.
+    return (type(leaf), str(leaf) if isinstance(leaf, slice) else _symbol(leaf))
 
 
 def _symbol(value: Any) -> Any:
@@ -82,13 +83,20 @@ class Emitter:
         kwargs = dict(kwargs or {})
         key = "example_value" if "example_value" in at.meta else "val"
         value = self._results.of(target, args, kwargs)
+        kind = "call_method" if isinstance(target, str) else "call_function"
         with self._graph.inserting_before(at):
-            node = self._graph.create_node("call_function", target, args, kwargs, name=name)
+            node = self._graph.create_node(kind, target, args, kwargs, name=name)
         node.meta.update({k: at.meta[k] for k in _INHERITED if k in at.meta})
         node.meta[key] = value
         self.mark(node)
         self.nodes.append(node)
         return node
+
+    def copy(self, node: Node, operand: Callable[[Node], Node], *, at: Node) -> Node:
+        """Insert `node` once more before `at`, with other operands."""
+        args: Any = map_arg(node.args, operand)  # the declared types are recursive
+        kwargs: Any = map_arg(node.kwargs, operand)
+        return self.call(node.target, args, kwargs, at=at, name=f"{node.name}_grouped")
 
     def item(self, source: Node, index: int, *, at: Node, name: str) -> Node:
         """Insert the choice of one result of `source`."""
@@ -120,6 +128,13 @@ class Emitter:
             LAYER_KEY: self._layer,
         }
 
+    def drop_unused(self, result: Node, candidates: list[Node]) -> None:
+        """Take those of the inserted `candidates` out again that `result` does not depend on."""
+        for node in reversed(candidates):
+            if not node.users and node is not result and node in self.nodes:
+                self.nodes.remove(node)
+                self._graph.erase_node(node)
+
     def undo(self) -> None:
         """Take out every node that was inserted."""
         for node in reversed(self.nodes):
@@ -128,6 +143,9 @@ class Emitter:
 
 
 def _infer(target: Any, fake_args: Any, fake_kwargs: Any) -> Any:
+    if isinstance(target, str):
+        fake_self, *fake_args = fake_args
+        target = getattr(fake_self, target)
     mode = _mode_of((fake_args, fake_kwargs))
     with torch.no_grad():
         if mode is None:

@@ -13,6 +13,7 @@ on. Facts name nodes, never values, and hold no reference to the analysis that m
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -121,14 +122,6 @@ class ExpertIds(AboutRoot):
 
 
 @dataclass(frozen=True, eq=False)
-class OneHot(AboutRoot):
-    """1 at the expert of each slot (``TOKENS``, ``SLOTS``), or at all experts of a token."""
-
-    layout: Layout
-    per_token: bool = False
-
-
-@dataclass(frozen=True, eq=False)
 class Order(AboutRoot):
     """Slot of each row: a permutation of the slots that groups them by ascending expert.
 
@@ -137,15 +130,19 @@ class Order(AboutRoot):
         stable: ties are in slot order.
         grouped: False for the slots as they come: row ``t * K + k`` is slot ``t * K + k``, and a
             value has one leading dimension ``T * K`` or the two ``T, K``.
+        expert: the rows are only those of this expert, as a loop over experts reads them.
     """
 
     maker: Node
     stable: bool
     grouped: bool = True
+    expert: int | None = None
 
     def same(self, other: Order | None) -> bool:
         """Tell whether this is surely the same permutation as `other`."""
         if other is None or self.root is not other.root or self.grouped != other.grouped:
+            return False
+        if self.expert != other.expert:
             return False
         return not self.grouped or self.maker is other.maker or (self.stable and other.stable)
 
@@ -207,6 +204,15 @@ class Rows(Grouped):
 
     source: Node
     leaf: Node
+    read_at: Node
+
+
+@dataclass(frozen=True, eq=False)
+class RowsBehindOne(AboutRoot):
+    """Rows of `source` behind a dimension of length 1, ``[1, R, H]``; `read_at` gathers them."""
+
+    order: Order
+    source: Node
     read_at: Node
 
 
@@ -281,23 +287,71 @@ class Combined(AboutRoot):
     contribution: Contribution
 
 
+class Axis(enum.Enum):
+    """What a dimension of a mask or of a one-hot tensor counts."""
+
+    TOKEN = "T"
+    CHOICE = "K"
+    SLOT = "T * K"
+    ROW = "T * K by expert"
+    EXPERT = "E"
+    ONE = "1"
+
+
 @dataclass(frozen=True, eq=False)
-class MasksByExpert(AboutRoot):
-    """A one-hot tensor with its dimensions in another order, as loops over experts read it."""
+class Masks(AboutRoot):
+    """1 at the expert of each slot, or at all experts of a token, by what its axes count."""
+
+    axes: tuple[Axis, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Hit(AboutRoot):
-    """Which slots chose one expert, as a mask or as indices."""
+    """Mask of the slots, or of the tokens, that chose one expert."""
 
     expert: int
+    axes: tuple[Axis, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class RowsOfExpert(AboutRoot):
-    """Rows of the tokens that chose one expert."""
+class HitTable(AboutRoot):
+    """Where a :class:`Hit` is true, one row of indices per place."""
 
-    expert: int
+    order: Order
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ChoiceOfRow(AboutRoot):
+    """Which of the K choices of its token each row is."""
+
+    order: Order
+
+
+@dataclass(frozen=True, eq=False)
+class Unrolled(Contribution):
+    """What E bodies contribute, one for the rows of each expert.
+
+    `body`, `rows` and `rows_at` are those of expert 0; weights are what all of them multiply with.
+
+    Attributes:
+        shares: contribution of each expert, by expert.
+    """
+
+    shares: tuple[Contribution, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Gathering(AboutRoot):
+    """Some experts' contributions: added by token, or put at their slots.
+
+    Attributes:
+        shares: contribution of each expert so far.
+        by_slot: the rows are put at their slots, ``[T * K, H]``; else added by token, ``[T, H]``.
+    """
+
+    shares: Mapping[int, Contribution]
+    by_slot: bool
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from moe_graph.passes.facts import (
     Contribution,
     ExpertIds,
     Fact,
-    OneHot,
+    Masks,
     PerSlot,
     RowWise,
     TokenOfRow,
@@ -36,7 +36,9 @@ from moe_graph.passes.facts_gathered import (
     is_row_wise_by_slot,
     matrix_product,
 )
-from moe_graph.passes.facts_routing import counts_by_scatter, counts_of_one_hot
+from moe_graph.passes.facts_loops import add_rows_of_expert, product_of_expert
+from moe_graph.passes.facts_masks import sum_of_masks
+from moe_graph.passes.facts_routing import counts_by_scatter
 from moe_graph.passes.facts_rowwise import as_row_wise, elementwise, row_local
 from moe_graph.passes.misses import Miss
 
@@ -122,8 +124,8 @@ def _weighted(fact: Unpermuted, weights: Node, call: Call) -> Contribution:
 @rule("sum")
 def _sum(call: Call, facts: Facts) -> Fact | Miss | None:
     fact, source = facts.of(call["input"]), call["input"]
-    if isinstance(fact, OneHot):
-        return counts_of_one_hot(call, fact)
+    if isinstance(fact, Masks):
+        return sum_of_masks(call, facts, fact)
     rank = len(meta.shape(source))
     dims = call["dim"] if isinstance(call["dim"], tuple | list) else [call["dim"]]
     over_k = rank > 2 and [meta.wrap_dim(dim, rank) for dim in dims] == [rank - 2]
@@ -154,7 +156,13 @@ def _matmul(call: Call, facts: Facts) -> Fact | Miss | None:
         dims = meta.shape(rows)
         wanted = (dims[0], 1, dims[1]) if len(dims) == 3 else ()
         return _weighted_sum(call, facts, fact, weights, wanted)
-    return row_local(call, facts) if call.op == "matmul" else None
+    found = row_local(call, facts) if call.op == "matmul" else None
+    return product_of_expert(call, facts, found)
+
+
+@rule("linear")
+def _linear(call: Call, facts: Facts) -> Fact | Miss | None:
+    return product_of_expert(call, facts, row_local(call, facts))
 
 
 @rule("einsum")
@@ -215,6 +223,8 @@ def _scatter_add(call: Call, facts: Facts) -> Fact | Miss | None:
 def add_by_token(call: Call, facts: Facts, index: Node, values: Any) -> Fact | Miss | None:
     """Return the combine that adding every row to the row of its token makes."""
     token, fact = facts.of(index), facts.of(values)
+    if isinstance(token, TokenOfRow) and token.order.expert is not None:
+        return add_rows_of_expert(call, facts, token, values)
     body = as_row_wise(values, fact) if isinstance(values, Node) else None
     if not isinstance(token, TokenOfRow) or body is None:
         return None

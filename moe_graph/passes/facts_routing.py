@@ -25,7 +25,6 @@ from moe_graph.passes.facts import (
     Fact,
     Inverse,
     Layout,
-    OneHot,
     Order,
     Outputs,
     Repeated,
@@ -69,7 +68,7 @@ def _sort(call: Call, facts: Facts) -> Fact | Miss | None:
         return _sorted(call, None, choice) if choice else None
     if fact is None and meta.is_integer(scores) and facts.cause(scores) is None:
         fact = facts.ids_without_bound(scores)
-    if isinstance(fact, Order) and not call["descending"]:
+    if isinstance(fact, Order) and fact.expert is None and not call["descending"]:
         return _sorted(call, Arange(), Inverse(fact.root, fact))
     if not isinstance(fact, ExpertIds) or fact.layout is not Layout.SLOTS:
         return None
@@ -138,25 +137,6 @@ def _bincount(call: Call, facts: Facts) -> Fact | Miss | None:
     return Counts(fact.root, length)
 
 
-@rule("one_hot")
-def _one_hot(call: Call, facts: Facts) -> Fact | None:
-    fact = facts.of(call["input"])
-    return OneHot(fact.root, fact.layout) if isinstance(fact, ExpertIds) else None
-
-
-def counts_of_one_hot(call: Call, fact: OneHot) -> Fact | None:
-    """Return what a sum over dimensions of a one-hot tensor is."""
-    dims = meta.shape(call["input"])
-    given = call["dim"] if isinstance(call["dim"], tuple | list) else [call["dim"]]
-    over = {meta.wrap_dim(dim, len(dims)) for dim in given}
-    if over == set(range(len(dims) - 1)) and not call["keepdim"]:
-        return Counts(fact.root, dims[-1]) if isinstance(dims[-1], int) else None
-    slots = fact.layout is Layout.TOKENS and not fact.per_token
-    if slots and over == {len(dims) - 2} and not call["keepdim"]:
-        return OneHot(fact.root, Layout.TOKENS, per_token=True)
-    return None
-
-
 def counts_by_scatter(call: Call, facts: Facts, ids: ExpertIds) -> Fact | None:
     """Return the counts that adding a one at the expert of each slot makes."""
     ones, base = facts.of(call["src"]), facts.of(call["input"])
@@ -168,19 +148,6 @@ def counts_by_scatter(call: Call, facts: Facts, ids: ExpertIds) -> Fact | None:
     if not (isinstance(base, Constant) and base.value == 0):
         return None
     return Counts(ids.root, dims[0])
-
-
-def map_by_scatter(call: Call, facts: Facts, ids: ExpertIds) -> Fact | None:
-    """Return the routing map ``[T, E]`` that writing a one at the experts of each token makes."""
-    base, source = facts.of(call["input"]), call["src"]
-    fact = facts.of(source)
-    one = fact.value if isinstance(fact, Constant) else source
-    zeros = isinstance(base, Constant) and base.value == 0
-    rank = len(meta.shape(call["input"]))
-    last = meta.wrap_dim(call["dim"], rank) == rank - 1
-    if not (zeros and last and ids.layout is Layout.TOKENS and ids.root.distinct):
-        return None
-    return OneHot(ids.root, Layout.TOKENS, per_token=True) if one in (1, 1.0) else None
 
 
 @rule("searchsorted")

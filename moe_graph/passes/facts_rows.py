@@ -33,7 +33,6 @@ from moe_graph.passes.facts import (
     PerSlot,
     Repeated,
     Rows,
-    RowsOfExpert,
     TokenOfRow,
     TokenOfSlot,
     Unpermuted,
@@ -41,7 +40,13 @@ from moe_graph.passes.facts import (
 )
 from moe_graph.passes.facts_combine import add_by_token, contribution
 from moe_graph.passes.facts_gathered import gather_weights
-from moe_graph.passes.facts_routing import map_by_scatter
+from moe_graph.passes.facts_loops import (
+    gather_hit,
+    gather_pair,
+    gather_slots,
+    put_rows_of_expert,
+)
+from moe_graph.passes.facts_masks import map_by_scatter
 from moe_graph.passes.facts_rowwise import as_row_wise, grouped_order, row_local
 from moe_graph.passes.misses import Miss
 
@@ -49,6 +54,8 @@ from moe_graph.passes.misses import Miss
 @rule("index")
 def _index(call: Call, facts: Facts) -> Fact | Miss | None:
     indices = call["indices"]
+    if len(indices) == 2 and all(map(meta.is_tensor, indices)):
+        return gather_pair(call, facts, call["input"], indices)
     if len(indices) != 1 or not meta.is_tensor(indices[0]):
         return None
     return _gather_rows(call, facts, call["input"], indices[0])
@@ -76,6 +83,8 @@ def _gather_rows(
 ) -> Fact | Miss | None:
     """Return what ``source[index]`` is, by the meaning of the index."""
     fact = facts.of(index)
+    if isinstance(fact, Hit):
+        return gather_hit(call, facts, source, fact)
     if isinstance(fact, ExpertIds) and fact.layout is not Layout.ROWS and not expanded:
         return _by_ids(call, source, fact)
     if not expanded and len(meta.shape(index)) != 1:
@@ -83,6 +92,8 @@ def _gather_rows(
     if isinstance(fact, TokenOfSlot):
         copies = _leads(index, meta.shape(source)[0] * fact.top_k)
         return Repeated(source, fact.top_k, call.node) if copies else None
+    if isinstance(fact, Order) and fact.expert is not None:
+        return gather_slots(call, facts, source, fact)
     if isinstance(fact, Order):
         return _by_order(call, facts, source, fact)
     if isinstance(fact, TokenOfRow):
@@ -93,8 +104,6 @@ def _gather_rows(
         return _by_inverse(call, facts, source, fact)
     if isinstance(fact, ExpertIds) and fact.layout is Layout.ROWS and fact.order is not None:
         return PerExpert(fact.root, fact.order, source, call.node)
-    if isinstance(fact, Hit):
-        return RowsOfExpert(fact.root, fact.expert)
     return None
 
 
@@ -175,8 +184,13 @@ def _index_put(call: Call, facts: Facts) -> Fact | Miss | None:
     indices = call["indices"]
     if len(indices) != 1 or not meta.is_tensor(indices[0]):
         return None
-    if isinstance(facts.of(indices[0]), TokenOfRow) and call["accumulate"] is True:
+    index = facts.of(indices[0])
+    if isinstance(index, TokenOfRow) and call["accumulate"] is True:
         return add_by_token(call, facts, indices[0], call["values"])
+    if call["accumulate"] is False and isinstance(index, Hit | Order | TokenOfRow):
+        found = put_rows_of_expert(call, facts, index, call["values"])
+        if found is not None:
+            return found
     base = facts.of(call["input"])
     zeros = isinstance(base, Constant) and base.value == 0
     if call["accumulate"] is not False and not zeros:
@@ -210,7 +224,7 @@ def _put_rows(call: Call, facts: Facts, index: Node, values: Any) -> Fact | Miss
     The order is a permutation of all slots, so nothing of the old contents is left.
     """
     order = facts.of(index)
-    if not isinstance(order, Order) or not meta.is_tensor(values):
+    if not isinstance(order, Order) or order.expert is not None or not meta.is_tensor(values):
         return None
     if not _leads(call["input"], order.root.slots):
         return _wrong_length(call, order, call["input"], "the slots", order.root.slots)

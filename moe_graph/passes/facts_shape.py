@@ -12,6 +12,7 @@ from moe_graph.passes.canonical import Call
 from moe_graph.passes.facts import (
     AboutRoot,
     Arange,
+    Axis,
     Choice,
     Combined,
     Constant,
@@ -20,20 +21,25 @@ from moe_graph.passes.facts import (
     ExpertIds,
     Fact,
     Grouped,
+    Hit,
+    HitTable,
     Inverse,
     Layout,
-    MasksByExpert,
-    OneHot,
+    Masks,
     Order,
     PerSlot,
     Repeated,
+    Rows,
+    RowsBehindOne,
     TokenOfRow,
     TokenOfSlot,
     Unpermuted,
+    Weighted,
     WeightsOfSlots,
     slot_order,
 )
-from moe_graph.passes.facts_other_forms import hit_of_mask
+from moe_graph.passes.facts_loops import column_of_slice
+from moe_graph.passes.facts_masks import slice_or_row_local
 from moe_graph.passes.facts_rowwise import as_row_wise, elementwise, row_local
 from moe_graph.passes.misses import Miss
 
@@ -63,9 +69,14 @@ def _cast(call: Call, facts: Facts) -> Fact | Miss | None:
     if isinstance(fact, PerSlot):
         # A weight may change its dtype on the way to the rows; whoever reads it looks at the dtype.
         return fact
+    if isinstance(fact, Weighted) and kind.is_floating_point:
+        # The combine sums in fp32 or in the dtype of the result, and rounds once after it.
+        return fact
     if isinstance(fact, Grouped):
         return fact if meta.dtype(call["input"]) == kind else elementwise(call, facts)
-    return fact if isinstance(fact, Unpermuted | Constant | OneHot | Repeated) else None
+    if isinstance(fact, Hit):
+        return fact if kind is torch.bool or meta.dtype(call["input"]) is torch.bool else None
+    return fact if isinstance(fact, Unpermuted | Constant | Masks | Repeated) else None
 
 
 def holds_ids(kind: torch.dtype, bound: int | None) -> bool:
@@ -114,6 +125,13 @@ def _reshape(call: Call, facts: Facts) -> Fact | None:
     if isinstance(fact, WeightsOfSlots):
         rows = slot_order(fact.root).row_dims(new)
         return fact if rows and meta.same_shape(new[rows:], old[-2:]) else None
+    if isinstance(fact, RowsBehindOne):
+        gathered = Rows(fact.root, fact.order, fact.source, call.node, fact.read_at)
+        return gathered if meta.same_shape(new, old[1:]) else None
+    if isinstance(fact, Masks):
+        flat = fact.axes[-2:] == (Axis.CHOICE, Axis.EXPERT) and len(new) == 2
+        by_slot = flat and meta.same_shape(new, (fact.root.slots, old[-1]))
+        return Masks(fact.root, (Axis.SLOT, Axis.EXPERT)) if by_slot else None
     if isinstance(fact, Combined):
         token = len(old) == 3 and meta.same_shape(new, (old[0], old[2]))
         return fact if token and meta.same_dim(old[1], 1) else None
@@ -195,9 +213,9 @@ def _slice(call: Call, facts: Facts) -> Fact | Miss | None:
         old, new = meta.shape(call["input"]), meta.shape(call.node)
         fewer = meta.same_shape(old[:-1], new[:-1]) and isinstance(fact.root.bound, int)
         return Choice(fact.root.bound, distinct=True) if fewer and fact.root.bound else None
-    if isinstance(fact, MasksByExpert):
-        return hit_of_mask(fact, call["index"][0])
-    return row_local(call, facts)
+    if isinstance(fact, HitTable):
+        return column_of_slice(fact, call["index"])
+    return slice_or_row_local(call, facts)
 
 
 @rule("cat")

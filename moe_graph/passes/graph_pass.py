@@ -12,9 +12,11 @@ from moe_graph.passes import rules  # noqa: F401  registers the transfer rules
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.emit import Results
 from moe_graph.passes.layer import Layer
+from moe_graph.passes.loop_layer import LoopLayer
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.recognise import Kept, find_layers
 from moe_graph.passes.rewrite import LayerRewrite
+from moe_graph.passes.rewrite_loop import LoopRewrite
 from moe_graph.passes.router_pass import rewrite_routers
 from moe_graph.passes.routers import router_name
 from moe_graph.passes.verify import Verifier
@@ -68,11 +70,19 @@ def checkpoint_bodies(gm: GraphModule) -> Iterator[GraphModule]:
 
 
 def _rewrite(
-    gm: GraphModule, facts: Facts, layer: Layer, verifier: Verifier | None, results: Results
+    gm: GraphModule,
+    facts: Facts,
+    layer: Layer | LoopLayer,
+    verifier: Verifier | None,
+    results: Results,
 ) -> LayerReport:
     path = module_path(layer.anchor)
     router = router_name(facts, layer.root)
-    rewrite = LayerRewrite(gm.graph, facts, layer, path, results)
+    rewrite: LayerRewrite | LoopRewrite
+    if isinstance(layer, LoopLayer):
+        rewrite = LoopRewrite(gm.graph, facts, layer, path, results)
+    else:
+        rewrite = LayerRewrite(gm.graph, facts, layer, path, results)
     try:
         rewrite.prepare()
     except OpError as error:
@@ -94,7 +104,7 @@ def _rewrite(
     return report
 
 
-def _refused(layer: Layer, error: OpError) -> Miss:
+def _refused(layer: Layer | LoopLayer, error: OpError) -> Miss:
     return Miss(
         "op-limits",
         layer.end,

@@ -67,6 +67,11 @@ class Layer:
         return self.order.root
 
     @property
+    def result(self) -> Node:
+        """The node that holds the sum behind `end`."""
+        return self.end
+
+    @property
     def form(self) -> str:
         """How the source computes the experts."""
         return "sorted-grouped" if self.order.grouped else "gathered-weights"
@@ -93,7 +98,7 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     body = body_of(facts, share.rows, share.body.leaves)
     in_order = sorted(body, key=facts.position.__getitem__)
     gates = {n: source for n in in_order if (source := swiglu_input(facts, n)) in body}
-    end = _end(facts, total, share.rows)
+    end = end_of(facts, total, share.rows)
     weights = _weights_before_reshape(facts, share, order.root, end)
 
     replaced = {end, *dispatches, *gates}
@@ -130,7 +135,7 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     )
 
 
-def _end(facts: Facts, total: Node, rows: Node) -> Node:
+def end_of(facts: Facts, total: Node, rows: Node) -> Node:
     """Return the cast that takes the sum back to the dtype of the rows, or else the sum."""
     users = list(total.users)
     if len(users) != 1 or not meta.is_tensor(users[0]):

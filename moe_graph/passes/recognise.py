@@ -17,15 +17,17 @@ from moe_graph.passes.facts import (
     AboutRoot,
     Combined,
     Ends,
+    Gathering,
     Root,
     Rows,
-    RowsOfExpert,
     RowWise,
     SlotProduct,
     Unpermuted,
+    Unrolled,
     WeightsOfSlots,
 )
 from moe_graph.passes.layer import Layer, anchor_of, layer_of
+from moe_graph.passes.loop_layer import LoopLayer, loop_layer_of
 from moe_graph.passes.misses import Miss
 
 
@@ -42,9 +44,9 @@ class Kept:
     miss: Miss
 
 
-def find_layers(graph: Graph, facts: Facts) -> list[Layer | Kept]:
+def find_layers(graph: Graph, facts: Facts) -> list[Layer | LoopLayer | Kept]:
     """Return what there is of MoE layers in a graph, in graph order."""
-    found: dict[Node, Layer | Kept] = {}
+    found: dict[Node, Layer | LoopLayer | Kept] = {}
     settled: set[Root] = set()
     taken: set[Node] = set()
     for node in graph.nodes:
@@ -52,8 +54,10 @@ def find_layers(graph: Graph, facts: Facts) -> list[Layer | Kept]:
         if not isinstance(fact, Combined) or not _is_layer(facts, node, fact):
             continue
         settled.add(fact.root)
-        found[node] = entry = _layer_or_kept(facts, node, fact, taken)
-        if isinstance(entry, Layer):
+        entry = _layer_or_kept(facts, node, fact, taken)
+        if entry is not None:
+            found[node] = entry
+        if isinstance(entry, Layer | LoopLayer):
             taken |= entry.body | entry.dead
     for root, product in _roots_of_products(graph, facts).items():
         if root not in settled:
@@ -61,7 +65,12 @@ def find_layers(graph: Graph, facts: Facts) -> list[Layer | Kept]:
     return [found[node] for node in sorted(found, key=facts.position.__getitem__)]
 
 
-def _layer_or_kept(facts: Facts, node: Node, fact: Combined, taken: set[Node]) -> Layer | Kept:
+def _layer_or_kept(
+    facts: Facts, node: Node, fact: Combined, taken: set[Node]
+) -> Layer | LoopLayer | Kept | None:
+    if isinstance(fact.contribution, Unrolled):
+        loop = loop_layer_of(facts, node, fact)
+        return Kept(anchor_of(facts, fact), loop) if isinstance(loop, Miss) else loop
     anchor = anchor_of(facts, fact)
     miss = failed_check(facts, node, fact)
     if miss is not None:
@@ -88,21 +97,26 @@ def _roots_of_products(graph: Graph, facts: Facts) -> dict[Root, Node]:
             root = _root_of(facts, call["input"]) or _root_of(facts, call["offs"])
             if root is not None:
                 roots.setdefault(root, node)
-    for miss in facts.misses:
-        if miss.check == "form" and miss.root is not None and _has_several(facts, miss.root):
-            roots.setdefault(miss.root, miss.node)
+    # One product of gathered weights or of one expert alone says little: a layer has several.
+    for root, product in _several(graph, facts).items():
+        roots.setdefault(root, product)
     return roots
 
 
-def _has_several(facts: Facts, root: Root) -> bool:
-    """Tell whether several experts' rows, or several weights by slot, come from the ids.
-
-    One product alone says little: a layer has two or more.
-    """
-    about = [fact for fact in facts.given.values() if isinstance(fact, AboutRoot)]
-    experts = {f.expert for f in about if isinstance(f, RowsOfExpert) and f.root is root}
-    weights = [f for f in about if isinstance(f, WeightsOfSlots) and f.root is root]
-    return len(experts) > 1 or len(weights) > 1
+def _several(graph: Graph, facts: Facts) -> dict[Root, Node]:
+    """Return the ids that choose several matrices per slot, or rows of several experts."""
+    first: dict[Root, Node] = {}
+    chosen: dict[Root, set[object]] = {}
+    for node in graph.nodes:
+        fact = facts.given.get(node)
+        if isinstance(fact, WeightsOfSlots):
+            chosen.setdefault(fact.root, set()).add(node)
+        elif isinstance(fact, RowWise) and fact.products and fact.order.expert is not None:
+            chosen.setdefault(fact.root, set()).add(fact.order.expert)
+        else:
+            continue
+        first.setdefault(fact.root, node)
+    return {root: first[root] for root, found in chosen.items() if len(found) > 1}
 
 
 def _root_of(facts: Facts, value: object) -> Root | None:
@@ -114,9 +128,24 @@ def _root_of(facts: Facts, value: object) -> Root | None:
     return cause.root if cause is not None else None
 
 
+def _missing_experts(last: Node, fact: Gathering) -> Miss:
+    experts = sorted(fact.shares)
+    return Miss(
+        "experts",
+        last,
+        fact.root,
+        f"the sum over experts {experts[0]} to {experts[-1]}, {len(experts)} in all",
+        f"one contribution of each expert that the router chooses among, {fact.root.bound}",
+    )
+
+
 def _nearest_miss(facts: Facts, root: Root) -> Miss:
     """Return the failed check that came closest to a layer."""
+    gathering = [(n, f) for n, f in facts.given.items() if isinstance(f, Gathering)]
+    last_sum = next(((n, f) for n, f in reversed(gathering) if f.root is root), None)
     misses = [miss for miss in facts.misses if miss.root is root]
+    if last_sum is not None and not misses:
+        return _missing_experts(*last_sum)
     if misses:
         return max(misses, key=lambda miss: facts.position[miss.node])
     about = (n for n, f in facts.given.items() if isinstance(f, AboutRoot) and f.root is root)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch.fx import Node
 
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.facts import Fact, Grouped, Inverse, Order, PerSlot, TokenOfRow
 from moe_graph.passes.spellings import RANDOM
+
+ASSERTS = frozenset(["_assert_tensor_metadata", "_assert_scalar", "_assert_async"])
+"""Checks that tracing leaves on values."""
+
+_READ_BY_ASSERTS = frozenset(["result", "sym_size", "size", "eq", "ge", "gt", "le", "lt", "ne"])
 
 
 def body_of(facts: Facts, rows: Node, leaves: frozenset[Node]) -> set[Node]:
@@ -31,45 +36,86 @@ def body_of(facts: Facts, rows: Node, leaves: frozenset[Node]) -> set[Node]:
     return body
 
 
-def falls_away(facts: Facts, replaced: Iterable[Node], needed: set[Node]) -> set[Node]:
+def falls_away(
+    facts: Facts,
+    replaced: Iterable[Node],
+    needed: set[Node],
+    served: Mapping[Node, set[Node]] | None = None,
+) -> set[Node]:
     """Return the nodes that nothing uses once `replaced` have other nodes in their place.
 
-    `needed` are the operands of those other nodes.
+    `needed` are the operands of those other nodes. `served` names users of a node that will read
+    another node in its place.
 
     A tensor that is written in place falls away with every view and every write, or not at all.
     """
-    dead = set(replaced)
-    pending = list(dead)
+    replaced, served = set(replaced), served or {}
+    last = max(map(facts.position.__getitem__, replaced))
+    groups = {node: _group(facts, node, last) for node in _behind(facts, replaced, needed, last)}
+    dead = {node for node, group in groups.items() if not group & needed} | replaced
+    pending = list(dead - replaced)
     while pending:
-        for source in pending.pop().all_input_nodes:
-            if source in dead or source in needed:
-                continue
-            group = _written_group(facts, source) or {source}
-            group |= {user for node in group for user in node.users if _only_asserts(facts, user)}
-            droppable = all(n not in needed and _is_droppable(facts, n) for n in group)
-            if droppable and all(u in dead or u in group for n in group for u in n.users):
-                dead |= group
-                pending.extend(group)
+        node = pending.pop()
+        if node not in dead:
+            continue
+        readers = (user for user in node.users if user not in served.get(node, ()))
+        alive = any(other not in dead for other in (*groups[node], *readers))
+        if alive or not _is_droppable(facts, node):
+            dead.discard(node)
+            # Whatever a living node reads, or shares written memory with, lives.
+            connected = {*node.all_input_nodes, *groups[node]} - replaced
+            pending.extend(other for other in connected if other in dead)
     return dead
 
 
-def _written_group(facts: Facts, node: Node) -> set[Node]:
-    """Return all nodes that may share memory with `node` if it is written or is itself a write."""
+def _behind(facts: Facts, replaced: set[Node], kept: set[Node], last: int) -> dict[Node, None]:
+    """Return all that `replaced` are computed from, with the checks on it, up to `kept`.
+
+    `last` is the position of the last of the replaced nodes.
+    """
+    found: dict[Node, None] = {}
+    pending = list(replaced)
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if source in found or source in replaced or source in kept:
+                continue
+            members = (_group(facts, source, last) | {source}) - kept
+            members |= {user for node in members for user in _asserts_on(facts, node)}
+            new = [node for node in members if node not in found and node not in replaced]
+            found.update(dict.fromkeys(new))
+            pending.extend(new)
+    return found
+
+
+def _group(facts: Facts, node: Node, last: int) -> set[Node]:
+    """Return all nodes that may share memory with `node` if it is written or is itself a write.
+
+    Only those up to the position `last` count: a later one is a reader like any other.
+    """
     writes = (facts.calls[user].writes is node for user in node.users)
     if facts.calls[node].writes is None and not any(writes):
         return set()
-    return set(facts.memory.sharing(node))
+    return {other for other in facts.memory.sharing(node) if facts.position[other] <= last}
 
 
-def _only_asserts(facts: Facts, node: Node) -> bool:
-    """Tell whether a node does nothing but check the dtype and strides of a traced tensor."""
-    return facts.calls[node].op == "_assert_tensor_metadata"
+def _asserts_on(facts: Facts, node: Node) -> set[Node]:
+    """Return the users of a node that do nothing but check it, with what the checks compute."""
+    found: set[Node] = set()
+    for user in node.users:
+        if facts.calls[user].op in ASSERTS:
+            found.add(user)
+        elif user.users and facts.calls[user].op in _READ_BY_ASSERTS:
+            behind = _asserts_on(facts, user)
+            if all(reader in behind for reader in user.users):
+                found |= {user, *behind}
+    return found
 
 
 def _is_droppable(facts: Facts, node: Node) -> bool:
     call = facts.calls[node]
     is_call = node.op in ("call_function", "call_method")
-    return is_call and call.known and call.op not in RANDOM and call.op != "set_grad_enabled"
+    known = call.known or call.op in ASSERTS or call.op in _READ_BY_ASSERTS
+    return is_call and known and call.op not in RANDOM and call.op != "set_grad_enabled"
 
 
 def outside_users(facts: Facts, order: Order, inside: set[Node]) -> list[Node]:

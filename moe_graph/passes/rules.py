@@ -2,7 +2,8 @@
 
 from moe_graph.passes import (
     facts_combine,
-    facts_other_forms,
+    facts_loops,
+    facts_masks,
     facts_routing,
     facts_rows,
     facts_rowwise,
@@ -11,7 +12,8 @@ from moe_graph.passes import (
 
 __all__ = [
     "facts_combine",
-    "facts_other_forms",
+    "facts_loops",
+    "facts_masks",
     "facts_routing",
     "facts_rows",
     "facts_rowwise",

@@ -27,6 +27,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "empty": {},
     "ones": {},
     "zeros": {},
+    "any": {"input": REQUIRED, "dim": None, "keepdim": False},
     "argmax": {"input": REQUIRED, "dim": None, "keepdim": False},
     "argsort": {"input": REQUIRED, "dim": -1, "descending": False, "stable": False},
     "bincount": {"input": REQUIRED, "weights": None, "minlength": 0},

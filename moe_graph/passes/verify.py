@@ -16,7 +16,9 @@ from torch.fx.node import map_arg
 
 from moe_graph.passes import meta
 from moe_graph.passes.layer import Layer
+from moe_graph.passes.loop_layer import LoopLayer
 from moe_graph.passes.rewrite import LayerRewrite
+from moe_graph.passes.rewrite_loop import LoopRewrite
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-8}
 """Largest difference by dtype, relative to the largest element of the result."""
@@ -49,7 +51,7 @@ class Verifier:
         self._before: GraphModule | None = None
         self._inputs: list[Node] = []
 
-    def before(self, layer: Layer) -> None:
+    def before(self, layer: Layer | LoopLayer) -> None:
         """Copy the part of the graph that is about to change."""
         nodes = [n for n in self._owner.graph.nodes if n in layer.body or n in layer.dead]
         self._inputs = boundary(nodes)
@@ -57,9 +59,11 @@ class Verifier:
         self._before = None
         if key not in self._done:
             self._done.add(key)
-            self._before = extract(self._owner, nodes, self._inputs, layer.end)
+            self._before = extract(self._owner, nodes, self._inputs, layer.result)
 
-    def after(self, layer: Layer, rewrite: LayerRewrite, path: str) -> None:
+    def after(
+        self, layer: Layer | LoopLayer, rewrite: LayerRewrite | LoopRewrite, path: str
+    ) -> None:
         """Run both forms of the part that changed.
 
         Raises:
@@ -113,7 +117,7 @@ def structure(nodes: list[Node], inputs: list[Node]) -> Hashable:
     return tuple(describe(node)[2] for node in inputs), tuple(map(describe, nodes))  # type: ignore[index]
 
 
-def _random_inputs(inputs: Iterable[Node], layer: Layer) -> list[Any]:
+def _random_inputs(inputs: Iterable[Node], layer: Layer | LoopLayer) -> list[Any]:
     """Return values for the inputs: distinct experts for the ids, small numbers elsewhere."""
     generator = torch.Generator().manual_seed(0)
     values: list[Any] = []

@@ -255,40 +255,6 @@ def test_rows_combined_twice_are_kept() -> None:
     assert {layer.reasons[0].check for layer in capture.layers} == {"interior-user"}
 
 
-class LoopOverExperts(HandwrittenMoe):
-    """One product per expert, on the tokens that chose it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        r, out = self.route(x), torch.zeros_like(x)
-        for expert in range(EXPERTS):
-            token, position = torch.where(r.ids == expert)
-            gate, up = functional.linear(x[token], self.w13[expert]).chunk(2, -1)
-            y = functional.linear(functional.silu(gate) * up, self.w2[expert].t())
-            out.index_add_(0, token, y * r.weights[token, position, None])
-        return out
-
-
-class LoopOverMasks(HandwrittenMoe):
-    """The same by the rows of a one-hot mask."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        r, out = self.route(x), torch.zeros_like(x)
-        mask = functional.one_hot(r.ids, EXPERTS).permute(2, 1, 0)
-        for expert in range(EXPERTS):
-            position, token = torch.where(mask[expert])
-            gate, up = functional.linear(x[token], self.w13[expert]).chunk(2, -1)
-            y = functional.linear(functional.silu(gate) * up, self.w2[expert].t())
-            out.index_add_(0, token, y * r.weights[token, position, None])
-        return out
-
-
-@pytest.mark.parametrize("module", [LoopOverExperts, LoopOverMasks])
-def test_other_forms_are_named(module: type[nn.Module]) -> None:
-    layer = kept_layer(module())
-    assert layer.reasons[0].check == "form"
-    assert "grouped_mm" in layer.reasons[0].hint
-
-
 @pytest.mark.parametrize("model", ["mixtral", "gpt_oss"])
 def test_expert_parallel_sentinel_is_kept(model: str) -> None:
     block = next(family for family in FAMILIES if family.model == model).build().eval()

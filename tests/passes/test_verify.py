@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from moe_graph.config import Config
-from moe_graph.passes import rewrite, rewrite_moe_layers, verify
+from moe_graph.passes import fused, rewrite_moe_layers, verify
 from tests.passes.families import FAMILIES
 from tests.passes.families import HIDDEN as FAMILY_HIDDEN
 from tests.passes.handwritten import HIDDEN, TOKENS, HandwrittenMoe
@@ -34,7 +34,7 @@ def test_right_rewrites_pass(model: str, dtype: torch.dtype, dynamic: bool) -> N
 
 
 def test_wrong_rewrite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewrite, "_ROW_ORDER_NO_DROP", 0)  # the column order of the rows
+    monkeypatch.setattr(fused, "_ROW_ORDER_NO_DROP", 0)  # the column order of the rows
     with pytest.raises(Exception, match="rewritten and original differ") as raised:
         compile_verified(HandwrittenMoe())(torch.randn(TOKENS, HIDDEN))
     assert isinstance(raised.value.__cause__ or raised.value.inner_exception, RuntimeError)

@@ -1,0 +1,180 @@
+"""A proved MoE layer in the form of a loop over its experts, and the checks that prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from moe_graph.passes import meta
+from moe_graph.passes.analysis import Facts
+from moe_graph.passes.facts import Combined, Grouped, PerSlot, Root, Rows, Unrolled
+from moe_graph.passes.layer import end_of
+from moe_graph.passes.loops import Loop, loop_of
+from moe_graph.passes.misses import Miss
+from moe_graph.passes.region import falls_away
+
+
+@dataclass(frozen=True, eq=False)
+class LoopLayer:
+    """A loop over experts that one grouped body can take the place of.
+
+    Attributes:
+        anchor: node that stands for it in the report.
+        loop: its bodies.
+        weights: one weight per slot that multiplies the rows of the last product, or None.
+        weight_dtype: dtype that the weights take before they multiply the rows.
+        end: node that completes the sum.
+        written: tensor that the sum is written to in place, None for a pure sum.
+        later: nodes behind `end` that read `written`.
+        dead: nodes that fall away.
+        body: nodes that stay: none.
+    """
+
+    anchor: Node
+    loop: Loop
+    weights: Node | None
+    weight_dtype: torch.dtype | None
+    end: Node
+    written: Node | None
+    later: list[Node]
+    dead: set[Node]
+    body: frozenset[Node] = frozenset()
+    form: str = "expert-loop"
+
+    @property
+    def root(self) -> Root:
+        """The expert ids that all of it is about."""
+        return self.loop.root
+
+    @property
+    def result(self) -> Node:
+        """The node that holds the sum behind `end`."""
+        return self.end if self.written is None else self.written
+
+    @property
+    def experts(self) -> int:
+        """Number of experts."""
+        return self.loop.experts
+
+
+def loop_layer_of(facts: Facts, total: Node, combined: Combined) -> LoopLayer | Miss | None:
+    """Return the layer that ends in `total`, the check that it fails, None for no MoE layer."""
+    loop = loop_of(facts, total, combined)
+    if not isinstance(loop, Loop):
+        return loop
+    unrolled = loop.unrolled
+    written = _written(facts, total)
+    position = facts.position
+    later = [user for user in written.users if position[user] > position[total]] if written else []
+    end = total if written is not None else end_of(facts, total, unrolled.rows)
+    miss = _failed_check(facts, loop, end, written or end)
+    if miss is not None:
+        return miss
+    parameters = {node for stack in loop.parameters.values() for node in stack.sources}
+    needed = {loop.root.ids, *parameters, *_sources(facts, unrolled)}
+    needed |= {unrolled.weights} if unrolled.weights is not None else set()
+    served = {written: set(later)} if written is not None else {}
+    dead = falls_away(facts, {end}, needed, served)
+    alive = _alive(facts, loop.root, dead)
+    if alive is not None:
+        return Miss(
+            "interior-user",
+            alive,
+            loop.root,
+            f"{alive.name} stays in use",
+            "no other use of values inside the loop",
+            "compute the value from the router's ids",
+        )
+    anchor = min((n for n in unrolled.body.products), key=position.__getitem__)
+    return LoopLayer(
+        anchor, loop, unrolled.weights, unrolled.weight_dtype, end, written, later, dead
+    )
+
+
+def _written(facts: Facts, total: Node) -> Node | None:
+    """Return the tensor behind a sum that is written in place, through all of its writes."""
+    written = facts.calls[total].writes
+    while written is not None and facts.calls[written].writes is not None:
+        written = facts.calls[written].writes
+    return written
+
+
+def _alive(facts: Facts, root: Root, dead: set[Node]) -> Node | None:
+    """Return a reader of some expert's rows that would stay, None when all fall away."""
+    for node, fact in facts.given.items():
+        of_expert = (
+            isinstance(fact, Grouped) and fact.root is root and fact.order.expert is not None
+        )
+        if of_expert and node not in dead:
+            return next((user for user in node.users if user not in dead), node)
+    return None
+
+
+def _leaves(facts: Facts, unrolled: Unrolled) -> Iterator[tuple[Node, Rows | PerSlot]]:
+    for share in unrolled.shares:
+        for leaf in share.body.leaves:
+            fact = facts.given[leaf]
+            if isinstance(fact, Rows | PerSlot):
+                yield leaf, fact
+
+
+def _sources(facts: Facts, unrolled: Unrolled) -> set[Node]:
+    return {fact.source for _, fact in _leaves(facts, unrolled)}
+
+
+def _failed_check(facts: Facts, loop: Loop, end: Node, result: Node) -> Miss | None:
+    """Return the first check that the layer as a whole fails."""
+    return (
+        _dispatch(facts, loop, end)
+        or _grad_mode(facts, loop, end)
+        or _widths(facts, loop, result)
+        or _writes(facts, loop, end)
+    )
+
+
+def _dispatch(facts: Facts, loop: Loop, end: Node) -> Miss | None:
+    """Every leaf is a row of a token or a value per slot, and there are rows of tokens."""
+    leaves = {leaf: facts.given[leaf] for leaf in loop.unrolled.body.leaves}
+    strange = next((n for n, f in leaves.items() if not isinstance(f, Rows | PerSlot)), None)
+    if strange is None and any(isinstance(fact, Rows) for fact in leaves.values()):
+        return None
+    got = f"bodies that read {strange.name}" if strange is not None else "bodies without tokens"
+    return Miss("dispatch", strange or end, loop.root, got, "rows of tokens, and values per slot")
+
+
+def _grad_mode(facts: Facts, loop: Loop, end: Node) -> Miss | None:
+    """Gradients are not switched on or off within the loop."""
+    nodes = [end, *(leaf for leaf, _ in _leaves(facts, loop.unrolled))]
+    nodes += [node for share in loop.unrolled.shares for node in share.body.products]
+    if len({facts.grad[node] for node in nodes}) == 1:
+        return None
+    return Miss("grad-mode", end, loop.root, "gradients switched within it", "one grad mode")
+
+
+def _widths(facts: Facts, loop: Loop, result: Node) -> Miss | None:
+    """Only the first dimension of values per slot and of the result depends on the tokens."""
+    values = [leaf for leaf, fact in _leaves(facts, loop.unrolled) if isinstance(fact, PerSlot)]
+    for node in (result, *values):
+        dims = meta.shape(node)
+        if not all(isinstance(dim, int) for dim in dims[1:]):
+            return Miss("widths", node, loop.root, str(dims), "fixed widths")
+    return None
+
+
+def _writes(facts: Facts, loop: Loop, end: Node) -> Miss | None:
+    """What the grouped body reads at the end of the loop is what the bodies read."""
+    unrolled, position = loop.unrolled, facts.position
+    reads = [(loop.root.ids, loop.root.ids)]
+    reads += [(fact.source, leaf) for leaf, fact in _leaves(facts, unrolled)]
+    reads += [(node, node) for stack in loop.parameters.values() for node in stack.views]
+    if unrolled.weights is not None and unrolled.weights_at is not None:
+        reads.append((unrolled.weights, unrolled.weights_at))
+    for value, read_at in reads:
+        written = facts.memory.written_between(value, position[read_at], position[end])
+        if written is not None:
+            got = f"{value.name} is written inside the loop"
+            return Miss("in-place-write", written, loop.root, got, "values that stay as they are")
+    return None
