@@ -111,6 +111,8 @@ def _call(
         ("A2", {"quant_mode": 1}, "quant_mode"),
         ("A2", {"comm_alg": "ring"}, "comm_alg"),
         ("A2", {"group_ep": ""}, "group_ep"),
+        ("A2", {"group_ep": "e" * 128}, "group_ep"),
+        ("A3", {"group_tp": "t" * 128}, "group_tp"),
         ("A3", {"expert_shard_type": 1}, "expert_shard_type"),
         ("A3", {"global_bs": 17}, "global_bs"),
         ("A2", {"expert_token_nums_type": 2}, "expert_token_nums_type"),

@@ -88,6 +88,47 @@ def _attrs(opdef: OpDef, row: dict[str, str]) -> dict[str, Any]:
     return attrs
 
 
+_WHOLE_CALLS: dict[str, list[TensorSpec]] = {
+    "Dispatch": [TensorSpec((8, 7168), torch.float16), TensorSpec((8, 6), torch.int32)],
+    "Combine": [
+        TensorSpec((512, 7168), torch.float16),
+        TensorSpec((8, 6), torch.int32),
+        TensorSpec((512 * 128,), torch.int32),
+        TensorSpec((64,), torch.int32),
+        TensorSpec((8, 6), torch.float32),
+    ],
+}
+"""Inputs of 16 ranks with 4 experts each."""
+
+
+def _aclnn(ge_type: str) -> Callable[[dict[str, Any]], Question]:
+    """Return the reader of calls of an aclnn function, which looks at the names of groups alone.
+
+    The sizes in these calls fit nothing, and the functions pass them on; so the question is about a
+    call that is right but for the names. Code "not PARAM_INVALID" is what a call that passes gets.
+    """
+
+    def read(case: dict[str, Any]) -> Question:
+        texts = [e["value"] for e in case["inputs"] if isinstance(e.get("value"), str)]
+        group_ep, group_tp = map(_group_name, texts[:2])
+        codes = case["expect"]["code"]
+        want = "accept" if codes == ["NE:ACLNN_ERR_PARAM_INVALID"] else "reject"
+        kind = "Dispatch" if "Dispatch" in ge_type else "Combine"
+        attrs = {"ep_world_size": 16, "ep_rank_id": 0, "moe_expert_num": 64}
+        soc = plain.product({**case, "soc": case["soc"].lower()})
+        names = {"group_ep": group_ep, "group_tp": group_tp}
+        return Question(ge_type, want, list(_WHOLE_CALLS[kind]), {**attrs, **names}, soc)
+
+    return read
+
+
+def _group_name(text: str) -> str:
+    """Return a name as the test passes it: a literal in quotes, or a variable."""
+    if text.startswith('"'):
+        return text.strip('"')
+    return "g" * 128 if "long" in text else text
+
+
 ADAPTERS: dict[str, Callable[[Any], Question]] = {
     "tiling_moe_distribute_dispatch_arch22": _tiling,
     "tiling_moe_distribute_dispatch_v2_arch22": _tiling,
@@ -95,6 +136,13 @@ ADAPTERS: dict[str, Callable[[Any], Question]] = {
     "tiling_moe_distribute_combine_arch22": _tiling,
     "tiling_moe_distribute_combine_arch35": _tiling,
     "tiling_moe_distribute_combine_v2_arch22": _tiling,
+    "opapi_aclnn_moe_distribute_dispatch": _aclnn("MoeDistributeDispatch"),
+    "opapi_aclnn_moe_distribute_dispatch_v2": _aclnn("MoeDistributeDispatchV2"),
+    "opapi_aclnn_moe_distribute_dispatch_v3_v4": _aclnn("MoeDistributeDispatchV2"),
+    "opapi_aclnn_moe_distribute_combine": _aclnn("MoeDistributeCombine"),
+    "opapi_aclnn_moe_distribute_combine_v2": _aclnn("MoeDistributeCombineV2"),
+    "opapi_aclnn_moe_distribute_combine_v3": _aclnn("MoeDistributeCombineV2"),
+    "opapi_aclnn_moe_distribute_combine_v4": _aclnn("MoeDistributeCombineV2"),
     "csv_moe_distribute_dispatch_v2_tiling": _table("MoeDistributeDispatchV2"),
     "csv_moe_distribute_combine_v2_tiling": _table("MoeDistributeCombineV2"),
 }

@@ -9,7 +9,7 @@ import torch
 
 from moe_graph.config import Soc
 from moe_graph.ops import TensorSpec
-from tests.vectors.question import Question
+from tests.vectors.question import NotAsked, Question
 from tests.vectors.reading import dtype_of
 
 _ABSENT = ("ZERO", "NONE", "ABSENT")
@@ -25,6 +25,27 @@ _COLUMNS = (
     "groupList",
     "perTokenScale",
 )
+_FAILURES = (
+    "invalid",
+    "fail",
+    "bad",
+    "reject",
+    "mismatch",
+    "unsupported",
+    "illegal",
+    "forbidden",
+    "null",
+)
+_GE_DTYPES = {"INT8": -1, "FLOAT16": 0, "BF16": 1, "INT32": 2, "FLOAT": 3}
+"""Values of the attribute ``dtype``."""
+_NO_DTYPE = 4
+"""Stands for the dtypes that the attribute has no value for."""
+_FUNCTION_ATTRS = {
+    "split_item": "splitItem",
+    "group_type": "groupType",
+    "group_list_type": "groupListType",
+    "act_type": "actType",
+}
 _ATTRS = {
     "split_item": "splitItem",
     "dtype": "outputDtypeAttr",
@@ -79,6 +100,70 @@ def _grouped_matmul_infershape(case: dict[str, str]) -> Question:
     )
 
 
+def _functions(case: dict[str, str]) -> Question:
+    """A call of the aclnn functions, which read transposes off strides: ``shape#strides#storage``.
+
+    A list without values is a null pointer. A test that does not compare the code it expects says
+    in its name when it expects a failure. Mx scales have K after M or before N here, whatever is
+    transposed; in the IR they are transposed like x and weight.
+    """
+    if case["socVersion"] not in _SOC:
+        raise NotAsked(f"{case['socVersion']} is not one of the products of this project")
+    lists, transposed = {}, {}
+    for column in _COLUMNS:
+        tensors = [text.split("#") for text in case.get(f"{column}Shape", "NONE").split(";")]
+        strides = [_sizes(parts[1]) for parts in tensors if len(parts) > 1]
+        transposed[column] = any(each[-2] == 1 and each[-1] != 1 for each in strides)
+        specs = _specs({**case, f"{column}Shape": ";".join(parts[0] for parts in tensors)}, column)
+        lists[column] = specs
+    if any(len(weight.shape) > 3 for weight in lists["weight"]):
+        raise NotAsked("a weight by the shape of its FRACTAL_NZ storage")
+    for column in ("x", "weight"):
+        if transposed[column]:
+            lists[column] = [_turned(spec, -2) for spec in lists[column]]
+    if transposed["weight"]:
+        scales = lists["antiquantScale"]
+        lists["antiquantScale"] = [_turned(s, -3) if len(s.shape) == 4 else s for s in scales]
+    if case["groupType"] == "2":
+        scales = lists["perTokenScale"]
+        lists["perTokenScale"] = [_turned(s, -3) if len(s.shape) == 3 else s for s in scales]
+    inputs = [[spec for spec in lists[column] if spec.shape != (0,)] for column in _COLUMNS[:7]]
+    given = case["groupListValues"] != "NONE"
+    group_list = next(iter(lists["groupList"]), None) if given else None
+    attrs: dict[str, Any] = {name: int(case[column]) for name, column in _FUNCTION_ATTRS.items()}
+    attrs |= {
+        "dtype": _GE_DTYPES.get(case["outDtype"], _NO_DTYPE),
+        "transpose_weight": transposed["weight"],
+        "transpose_x": transposed["x"],
+    }
+    return Question(
+        op="GroupedMatmul",
+        want="reject" if _fails(case) else "accept",
+        inputs=[*inputs, group_list, next(iter(lists["perTokenScale"]), None)],
+        attrs=attrs,
+        soc=_SOC[case["socVersion"]],
+        outputs=_specs(case, "out") if case["outDtype"] in _GE_DTYPES else None,
+    )
+
+
+def _sizes(text: str) -> list[int]:
+    return list(map(int, text.split(":")))
+
+
+def _turned(spec: TensorSpec, dim: int) -> TensorSpec:
+    """Swap `dim` and the one after it."""
+    shape = list(spec.shape)
+    shape[dim], shape[dim + 1] = shape[dim + 1], shape[dim]
+    return TensorSpec(tuple(shape), spec.dtype)
+
+
+def _fails(case: dict[str, str]) -> bool:
+    if case["checkRet"] == "true" or case["expectRet"] != "0":
+        return case["expectRet"] != "0"
+    return any(mark in case["caseName"] for mark in _FAILURES)
+
+
 ADAPTERS: dict[str, Callable[[Any], Question]] = {
+    "csv_aclnn_grouped_matmul": _functions,
     "csv_grouped_matmul_infershape": _grouped_matmul_infershape,
 }

@@ -55,6 +55,11 @@ def check_group(op: Call) -> None:
         raise op.error(
             "group_ep", got=f"a name of {len(name)} characters", want=f"1 to {MAX_GROUP_NAME}"
         )
+    tp_name = getattr(op, "group_tp", "")
+    if len(tp_name) > MAX_GROUP_NAME:
+        raise op.error(
+            "group_tp", got=f"a name of {len(tp_name)} characters", want=f"<= {MAX_GROUP_NAME}"
+        )
     if not 0 <= op.ep_rank_id < op.ep_world_size:
         raise op.error("ep_rank_id", got=op.ep_rank_id, want=f"in [0, {op.ep_world_size})")
     if op.tp_world_size not in (0, 1):

@@ -33,10 +33,13 @@ from moe_graph.ops.defs.products.grouped_matmul_kernel import compute, naive
 from moe_graph.ops.defs.products.grouped_matmul_on_950 import check_mx, shapes_of_quantised
 from moe_graph.ops.defs.products.grouped_matmul_scales import check_scales, check_when_run
 from moe_graph.ops.defs.products.grouped_matmul_shapes import matrix, shapes
-from moe_graph.ops.defs.products.grouped_matmul_weights_on_950 import shapes_of_weight_quantised
+from moe_graph.ops.defs.products.grouped_matmul_weights_on_950 import (
+    check_float8_weight,
+    shapes_of_weight_quantised,
+)
 from moe_graph.ops.dims import UNKNOWN, Dim
 from moe_graph.ops.limit import Limit, dim
-from moe_graph.ops.opdef import Attr, Call, Form, Input, OpDef, Output, Specs
+from moe_graph.ops.opdef import Attr, Call, Form, Input, OpDef, Output, Specs, TensorSpec
 from moe_graph.ops.registry import register
 
 MAX_GROUPS, MAX_TENSORS = 1024, 128
@@ -74,13 +77,22 @@ def _check_common(op: Call) -> None:
 
 
 def _check_running(op: Call) -> None:
+    if op.act_type and (op.x[0].dtype is not torch.int8 or not _is_float(op.scale)):
+        want = "0 unless int8 x and weight have a float scale"
+        raise op.error("act_type", got=op.act_type, want=want)
     if op.soc is not Soc.ASCEND950:
         check_when_run(op)
     elif kind(op) is Kind.FULL:
         check_mx(op)
+    elif kind(op) is Kind.WEIGHT:
+        check_float8_weight(op)
     if op.group_type == UNGROUPED and kind(op) is Kind.PLAIN:
         for x in op.x:
             matrix(op, "x", x)
+
+
+def _is_float(scale: list[TensorSpec]) -> bool:
+    return bool(scale) and scale[0].dtype in (torch.float32, torch.bfloat16)
 
 
 def _largest_last_dim(argument: str) -> Callable[[Call], Dim]:
@@ -170,6 +182,7 @@ OPDEF = register(
         shape_rule=_shapes,
         dtype_rule=check_dtypes,
         tiling_rule=_check_running,
+        checked_outputs=("y",),
         limits=_LIMITS,
         compute=compute,
         naive=naive,

@@ -145,12 +145,21 @@ def _check_int4(op: Call, index: int, inner: Dim, stack: tuple[Dim, ...], column
             continue
         expect_length(op, name, len(op.weight))
         if len(tensors[index].shape) == len(stack) + 2:
+            along_k = tensors[index].shape[-1 if op.transpose_weight else -2]
+            if isinstance(along_k, int) and along_k == 1:
+                raise op.error(name, got="one group of rows", want="2 or more, or no dim of groups")
             _check_groups_of(op, name, tensors[index], stack, inner, columns, INT4_GROUPS)
         else:
             expect_shape(op, name, tensors[index], (*stack, columns))
     if op.antiquant_offset:
         scale, offset = op.antiquant_scale[index], op.antiquant_offset[index]
         expect_shape(op, "antiquant_offset", offset, scale.shape)
+
+
+def check_float8_weight(op: Call) -> None:
+    """Raise when the op runs with a float8 weight beside float rows that is not transposed."""
+    if op.weight[0].dtype in FP8 and not op.transpose_weight:
+        raise op.error("transpose_weight", got=False, want="True for a float8 weight")
 
 
 def _check_grouped(
