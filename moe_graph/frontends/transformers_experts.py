@@ -30,7 +30,7 @@ def serve_eager_experts() -> None:
     Does nothing before a model of transformers is imported, nor when called again.
     """
     module = sys.modules.get(_REGISTRY)
-    interface = getattr(module, "ALL_EXPERTS_FUNCTIONS", None)
+    interface: Any = getattr(module, "ALL_EXPERTS_FUNCTIONS", None)
     grouped = getattr(module, "grouped_mm_experts_forward", None)
     ask = getattr(interface, "get_interface", None)
     if grouped is None or ask is None or hasattr(interface, _SERVED):

@@ -10,11 +10,7 @@ HIDDEN, EXPERTS = 32, 4
 
 
 def moe_block(experts: str = "grouped_mm") -> MixtralSparseMoeBlock:
-    """Return the block on the CPU; `experts` names an implementation of transformers.
-
-    ``"grouped_mm"`` is rewritten, ``"batched_mm"`` is kept, ``"eager"`` is a loop, on which dynamo
-    breaks.
-    """
+    """Return the block on the CPU; `experts` names an implementation of transformers."""
     config = MixtralConfig(
         hidden_size=HIDDEN, intermediate_size=24, num_local_experts=EXPERTS, num_experts_per_tok=2
     )
