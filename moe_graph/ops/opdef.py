@@ -84,6 +84,7 @@ class OpDef:
             they are checked when the op runs all the same.
         checked_outputs: outputs whose shape and dtype the op compares, when it runs, with what its
             caller has allocated; of a dimension that is a bound there may be more.
+        unchecked_outputs: those of them that this call does not use, and the op does not compare.
         autograd: gradient of the torch op, None when it has none.
         no_gradient: why there is no gradient, for the error of a backward pass.
         forms: uses of the op whose shape rule the documentation prints.
@@ -105,6 +106,7 @@ class OpDef:
     limits: tuple[Limit, ...] = ()
     infershape_checks_dtypes: bool = True
     checked_outputs: tuple[str, ...] = ()
+    unchecked_outputs: Callable[[Call], tuple[str, ...]] = field(default=lambda call: ())
     autograd: Autograd | None = None
     no_gradient: str = ""
     forms: tuple[Form, ...] = ()
@@ -238,8 +240,9 @@ class OpDef:
     def _check_outputs(
         self, call: Call, specs: Specs, allocated: Sequence[TensorSpec | None]
     ) -> None:
+        checked = set(self.checked_outputs) - set(self.unchecked_outputs(call))
         for declared, spec, given in zip(self.outputs, specs, allocated, strict=False):
-            if declared.name not in self.checked_outputs or spec is None:
+            if declared.name not in checked or spec is None:
                 continue
             if given is None:
                 if declared.required:

@@ -135,6 +135,41 @@ def test_the_first_version_keeps_the_older_limits() -> None:
         opdef.infer(inputs, opdef.bind_attrs(GROUP), Soc.A3)
 
 
+def test_the_first_version_reserves_the_mask() -> None:
+    opdef = ops.find("MoeDistributeDispatch")
+    assert opdef is not None
+    x, ids = ops.TensorSpec((8, 7168), torch.bfloat16), ops.TensorSpec((8, 6), torch.int32)
+    mask = ops.TensorSpec((8,), torch.bool)
+    for soc in Soc:
+        with pytest.raises(OpError, match="x_active_mask"):
+            opdef.infer([x, ids, None, mask], opdef.bind_attrs(GROUP), soc)
+
+
+def test_four_ranks_are_enough_for_the_first_version_on_950_alone() -> None:
+    opdef = ops.find("MoeDistributeDispatch")
+    assert opdef is not None
+    inputs = [ops.TensorSpec((8, 7168), torch.bfloat16), ops.TensorSpec((8, 6), torch.int32)]
+    attrs = opdef.bind_attrs(GROUP | {"ep_world_size": 4})
+    opdef.infer(inputs, attrs, Soc.ASCEND950)
+    with pytest.raises(OpError, match="ep = 4"):
+        opdef.infer(inputs, attrs, Soc.A3)
+
+
+def test_scales_that_a_call_does_not_use_may_be_allocated_in_any_way() -> None:
+    opdef = ops.find("MoeDistributeDispatch")
+    assert opdef is not None
+    inputs = [ops.TensorSpec((8, 7168), torch.bfloat16), ops.TensorSpec((8, 6), torch.int32)]
+    for quant_mode, accepted in ((0, True), (2, False)):
+        attrs = opdef.bind_attrs(GROUP | {"quant_mode": quant_mode})
+        outputs = opdef.infer(inputs, attrs, Soc.A3)
+        outputs[1] = ops.TensorSpec((1,), torch.float16)
+        if accepted:
+            opdef.infer(inputs, attrs, Soc.A3, outputs=outputs)
+            continue
+        with pytest.raises(OpError, match="dynamic_scales"):
+            opdef.infer(inputs, attrs, Soc.A3, outputs=outputs)
+
+
 def test_running_says_that_rows_are_not_exchanged() -> None:
     with pytest.raises(NotImplementedError, match="between ranks"):
         _call()
@@ -176,6 +211,33 @@ def test_combine_checks_what_dispatch_returned(changes: dict[str, Any], argument
     with pytest.raises(OpError) as raised:
         opdef.infer(inputs, attrs, Soc.A3)
     assert raised.value.argument == argument
+
+
+@pytest.mark.parametrize("mode", [3, 4])
+@pytest.mark.parametrize(
+    ("op", "soc", "accepted"),
+    [
+        ("MoeDistributeCombineV2", Soc.ASCEND950, True),
+        ("MoeDistributeCombineV2", Soc.A3, False),
+        ("MoeDistributeCombine", Soc.ASCEND950, False),
+    ],
+)
+def test_only_950_sends_mx_rows_back(op: str, soc: Soc, accepted: bool, mode: int) -> None:
+    opdef = ops.find(op)
+    assert opdef is not None
+    inputs = [
+        ops.TensorSpec((512, 7168), torch.bfloat16),
+        ops.TensorSpec((8, 6), torch.int32),
+        ops.TensorSpec((512 * 128,), torch.int32),
+        ops.TensorSpec((64,), torch.int32),
+        ops.TensorSpec((8, 6), torch.float32),
+    ]
+    attrs = opdef.bind_attrs(GROUP | {"comm_quant_mode": mode})
+    if accepted:
+        opdef.infer(inputs, attrs, soc)
+        return
+    with pytest.raises(OpError, match="comm_quant_mode"):
+        opdef.infer(inputs, attrs, soc)
 
 
 def test_a_graph_gets_shapes_without_running() -> None:

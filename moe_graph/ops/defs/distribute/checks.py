@@ -140,10 +140,14 @@ def check_mask(op: Call, tokens: Dim, top_k: Dim) -> None:
     """Check ``x_active_mask``: one entry per token, or one per (token, expert) pair.
 
     Raises:
-        OpError: another shape, or entries per pair where rows travel by hierarchy or ccu.
+        OpError: another shape, entries per pair where rows travel by hierarchy or ccu, or any mask
+            in the first version of an op.
     """
     if op.x_active_mask is None:
         return
+    if not hasattr(op, "comm_alg"):
+        want = "nothing: the first version reserves the input"
+        raise op.error("x_active_mask", got="a tensor", want=want)
     shape = op.x_active_mask.shape
     if len(shape) not in (1, 2):
         raise op.error("x_active_mask", got=f"shape {show_shape(shape)}", want="[BS] or [BS, K]")

@@ -146,7 +146,8 @@ def first_version_limits(op: str, hidden: str) -> tuple[Limit, ...]:
     ep, experts = attribute("ep_world_size"), attribute("moe_expert_num")
     return (
         Limit("ep_world_size", "ep", ep, source, 1, 256, multiple_of=8, products=(A2,)),
-        Limit("ep_world_size", "ep", ep, source, one_of=_EP_OF_A3, products=newer),
+        Limit("ep_world_size", "ep", ep, source, one_of=_EP_OF_A3, products=(A3,)),
+        Limit("ep_world_size", "ep", ep, source, one_of=(2, 4, *_EP_OF_A3), products=(A5,)),
         Limit("moe_expert_num", "E", experts, source, 1, 512),
         Limit(
             "moe_expert_num", "experts per rank", _experts_per_rank, source, 1, 24, products=(A2,)

@@ -70,7 +70,8 @@ def _tiling(op: Call) -> None:
     for name in ("out_dtype", "group_list_type"):
         if getattr(op, name) != 0:
             raise op.error(name, got=getattr(op, name), want="0: the attribute is reserved")
-    op.expect_one_of("comm_quant_mode", (0, 2))
+    mx = op.soc is Soc.ASCEND950 and hasattr(op, "comm_alg")  # second version
+    op.expect_one_of("comm_quant_mode", (0, 2, 3, 4) if mx else (0, 2))
     if op.expand_x.dtype is torch.int32:
         raise op.error("expand_x", got="int32", want="bfloat16 or float16: int32 is reserved")
     _check_special(op, tokens, hidden)

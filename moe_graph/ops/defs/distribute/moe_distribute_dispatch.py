@@ -30,8 +30,8 @@ from moe_graph.ops.defs.distribute.limits import (
     fullmesh_v2_limits,
     limits,
 )
-from moe_graph.ops.defs.distribute.quantisation import UNDEFINED
-from moe_graph.ops.opdef import Attr, Form, Input, OpDef, Output
+from moe_graph.ops.defs.distribute.quantisation import NO_QUANT, UNDEFINED
+from moe_graph.ops.opdef import Attr, Call, Form, Input, OpDef, Output
 from moe_graph.ops.registry import register
 
 _BF16, _F16, _F32 = torch.bfloat16, torch.float16, torch.float32
@@ -80,6 +80,10 @@ _FORMS = (
 )
 
 
+def _unused(op: Call) -> tuple[str, ...]:
+    return ("dynamic_scales",) if op.quant_mode == NO_QUANT and op.scales is None else ()
+
+
 def _define(ge_type: str, *, first_version: bool, **parts: Any) -> OpDef:
     return register(
         OpDef(
@@ -93,8 +97,8 @@ def _define(ge_type: str, *, first_version: bool, **parts: Any) -> OpDef:
                 parts["outputs"][2].name,
                 "expert_token_nums",
                 "ep_recv_count",
-                "tp_recv_count",
             ),
+            unchecked_outputs=_unused,
             compute=across_ranks,
             naive=across_ranks,
             no_gradient=NO_GRADIENT,
