@@ -8,6 +8,7 @@ Each stage reads what the stage before it found:
 ``analysis``        the walk; ``facts_*`` hold its rules, ``facts`` what they say
 ``recognise``       layers out of facts, or the check that failed (``misses``)
 ``rewrite``         new nodes for a layer (``emit``), old ones erased (``region``)
+``router_pass``     one op for the router of a rewritten layer (``router_*``), or why none
 ==================  ==================================================================
 """
 

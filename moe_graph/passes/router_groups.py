@@ -147,6 +147,8 @@ def _constant(values: Values, call: Call, name: str) -> float | None:
         return 0.0
     if made.op in ONES:
         return 1.0
+    if made.op == "scalar_tensor":
+        return number(made.get("s"))
     return number(made["fill_value"]) if made.op in FULL else None
 
 
@@ -158,7 +160,7 @@ def _read_mask(values: Values, masked: _Masked) -> tuple[Call, int] | None:
     while call is not None and call.op != "scatter":
         if call.op in ("eq", "ne", "gt") and number(argument(call, "other", 1)) == 0.0:
             keeps = keeps != (call.op == "eq")
-        elif call.op == "logical_not":
+        elif call.op == "logical_not" or _inverts(call):
             keeps = not keeps
         elif call.op in ("reshape", "expand") or _repeats(call):
             shapes.append((call.op, meta.shape(call.node)))
@@ -181,6 +183,10 @@ def _read_mask(values: Values, masked: _Masked) -> tuple[Call, int] | None:
     if not (is_choice and whole and isinstance(groups[1], int)):
         return None
     return choice, groups[1]
+
+
+def _inverts(call: Call) -> bool:
+    return call.op == "bitwise_not" and meta.dtype(call.node) is torch.bool
 
 
 def _repeats(call: Call) -> bool:

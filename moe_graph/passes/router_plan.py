@@ -48,6 +48,8 @@ TORCH_OPS = {
     "MoeGatingTopKSoftmax": _ops.moe_gating_top_k_softmax.default,
     "MoeGatingTopKSoftmaxV2": _ops.moe_gating_top_k_softmax_v2.default,
 }
+RANKS = {"MoeGatingTopK": 2, "MoeGatingTopKSoftmax": 3, "MoeGatingTopKSoftmaxV2": 3}
+"""The largest rank of logits that an op takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +77,6 @@ class Plan:
     at: Node
     weights: list[Node]
     dead: set[Node]
-
-    @property
-    def takes_matrices_only(self) -> bool:
-        """Whether the op takes logits ``[T, E]`` and nothing else."""
-        return self.ge_type == "MoeGatingTopK"
 
 
 @dataclass
@@ -129,6 +126,15 @@ def _plan(values: Values, selection: Selection, ends: list[Weights]) -> Plan | M
     if isinstance(call, Miss):
         return call
     ge_type, attributes = call
+    leading = meta.shape(selection.ids)[:-1]
+    if len(leading) >= RANKS[ge_type] and sum(not isinstance(dim, int) for dim in leading) > 1:
+        return _miss(
+            selection,
+            "router-shape",
+            f"ids {list(meta.shape(selection.ids))}",
+            f"one unknown size before top_k, which {ge_type} needs as one dimension",
+            "flatten the tokens before the router",
+        )
     logits, dtype = _logits(values, selection, meta.dtype(ends[0].node) if ends else None)
     operands = [n for n in (logits, selection.ranking.bias) if n is not None]
     places = [selection.scores.reader, selection.ranking.call.node, selection.choice.node]
@@ -231,14 +237,15 @@ def _logits(
 
 
 def _is_written(values: Values, selection: Selection, logits: Node, at: Node) -> bool:
-    """Tell whether the op would read another value than the source does."""
-    reader = selection.scores.reader
+    """Tell whether the op reads another value than the source, or not the one it keeps."""
+    reader, bias = selection.scores.reader, selection.ranking.bias
     reads = [(logits, reader)]
     if logits is not selection.scores.logits:
         reads.append((logits, selection.scores.logits))
-    if selection.ranking.bias is not None:
-        reads.append((selection.ranking.bias, selection.ranking.call.node))
-    return any(
+    if bias is not None:
+        reads.append((bias, selection.ranking.call.node))
+    # The gradient of a softmax is made of its result, that of the op of the logits.
+    return values.written(logits, at) or any(
         values.written(value, *sorted((node, at), key=values.position)) for value, node in reads
     )
 

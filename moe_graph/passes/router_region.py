@@ -59,8 +59,15 @@ def computed_from(values: Values, results: list[Node], needed: set[Node]) -> set
             continue
         if inside and values.position(node) <= last:
             found.add(node)
+            found.update(user for user in node.users if _is_idle(values, user))
             pending += [*node.all_input_nodes, *values.writers(node)]
     return found
+
+
+def _is_idle(values: Values, node: Node) -> bool:
+    """Tell whether nothing would miss a node: a result that nobody reads, a check while tracing."""
+    call = values.call(node)
+    return not node.users and call.writes is None and is_droppable(call)
 
 
 def _can_go(

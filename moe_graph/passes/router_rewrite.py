@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from moe_graph.passes import meta
 from moe_graph.passes.canonical import canonical
 from moe_graph.passes.emit import Emitter, Results
-from moe_graph.passes.router_plan import TORCH_OPS, Plan
+from moe_graph.passes.router_plan import RANKS, TORCH_OPS, Plan
 from moe_graph.passes.router_region import redirected_uses
 from moe_graph.passes.router_values import Values
 
@@ -87,7 +87,7 @@ class RouterRewrite:
         ids = plan.selection.ids
         shape = meta.shape(ids)
         x = self._emit.cast(plan.logits, plan.dtype, at=at)
-        if len(shape) > (2 if plan.takes_matrices_only else 3):
+        if len(shape) > RANKS[plan.ge_type]:
             x = self._emit.reshape(x, (-1, meta.shape(x)[-1]), at=at)
         bias = plan.bias
         if bias is not None:
@@ -95,7 +95,7 @@ class RouterRewrite:
             if len(meta.shape(bias)) != 1:
                 bias = self._emit.reshape(bias, (-1,), at=at)
         # MoeGatingTopK also takes token ids and a table of experts, the others finished rows.
-        args = (x, bias, None, None) if plan.takes_matrices_only else (x, None)
+        args = (x, bias, None, None) if plan.ge_type == "MoeGatingTopK" else (x, None)
         target = TORCH_OPS[plan.ge_type]
         name = target._schema.name.partition("::")[2]
         op = self._emit.call(target, args, plan.attributes, at=at, name=name)
@@ -104,7 +104,11 @@ class RouterRewrite:
         self.weights = {}
         for old in plan.weights:
             assert y is not None
-            self.weights[old] = self._emit.cast(y, meta.dtype(old), at=at)
+            new = self._emit.cast(y, meta.dtype(old), at=at)
+            if self._values.written(old, old):
+                # Autograd lets nobody write what a custom op returns.
+                new = self._emit.call(torch.ops.aten.clone.default, (new,), at=at, name="weights")
+            self.weights[old] = new
 
     def _item(self, op: Node, index: int, name: str) -> Node:
         """Take one result of the op, in the shape that the source has it in."""

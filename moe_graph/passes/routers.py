@@ -1,4 +1,4 @@
-"""What to call the router of a layer; the router itself is never touched.
+"""What to call the router of a layer; ``router_pass`` says what becomes of it.
 
 The name lists how ids and weights are made: the scores' activation before the top-k
 (``softmax-topk``), after it (``topk-softmax``), an added correction bias (``sigmoid-bias-topk``),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,12 +38,16 @@ def mutations(gm: GraphModule, count: int, seed: int) -> Iterator[tuple[str, Gra
     chooser = random.Random(seed)
     for _ in range(count):
         changed = copy.deepcopy(gm)
-        nodes = [n for n in changed.graph.nodes if n.op in ("call_function", "call_method")]
-        node = chooser.choice(nodes)
-        described = _swap_operand(chooser, node) or _change_number(chooser, node)
+        described = change(chooser, changed.graph.nodes)
         if described:
             changed.recompile()
             yield described, changed
+
+
+def change(chooser: random.Random, nodes: Iterable[Node]) -> str | None:
+    """Break one of `nodes` and say how; None where the one that was drawn cannot be."""
+    node = chooser.choice([n for n in nodes if n.op in ("call_function", "call_method")])
+    return _swap_operand(chooser, node) or _change_number(chooser, node)
 
 
 def _swap_operand(chooser: random.Random, node: Node) -> str | None:

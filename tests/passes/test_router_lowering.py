@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from moe_graph.config import Config
 from moe_graph.ops import use_product
-from moe_graph.passes import router_plan
+from moe_graph.passes import rewrite_moe_layers, router_plan
 from moe_graph.report import LayerReport
 from tests.passes.capturing import Capture, compile_rewritten, result_and_gradients
 from tests.passes.families import FAMILIES, Family
@@ -212,6 +214,21 @@ def test_one_dynamic_graph_serves_every_token_count(name: str) -> None:
     assert [layer.router_op for layer in capture.layers] == [LOWERED[name][0]]
 
 
+@pytest.mark.parametrize("name", LOWERED)
+def test_aten_graph(name: str) -> None:
+    module = RoutedMoe(LOWERED[name][1])
+    parameters = dict(module.named_parameters())
+
+    def layer(x: Tensor, logits: Tensor, p: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(module, p, (x, logits))
+
+    args = inputs()
+    gm = make_fx(layer, tracing_mode="fake")(*args, parameters)
+    (report,) = rewrite_moe_layers(gm, Config())
+    torch.testing.assert_close(gm(*args, parameters), module(*args), rtol=1e-5, atol=1e-5)
+    assert report.router_op == LOWERED[name][0]
+
+
 @pytest.mark.parametrize("tokens", [0, 1])
 @pytest.mark.parametrize("name", ["softmax-topk", "in-place", "topk-softmax", "deepseek-v3"])
 def test_no_token_and_one_token(name: str, tokens: int) -> None:
@@ -238,6 +255,31 @@ def test_logits_by_batch_and_token() -> None:
 
     layer, _ = lowered(RoutedMoe(router), torch.randn(8, HIDDEN), torch.randn(2, 4, EXPERTS))
     assert layer.router_op == "MoeGatingTopK"
+
+
+@pytest.mark.parametrize("name", ["softmax-topk", "renormalised"])
+def test_logits_with_two_unknown_sizes(name: str) -> None:
+    def router(m: RoutedMoe, logits: Tensor) -> tuple[Tensor, Tensor]:
+        weights, ids = logits.softmax(-1).topk(TOP_K)
+        if name == "renormalised":
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights.flatten(0, 1), ids.flatten(0, 1)
+
+    module = RoutedMoe(router)
+
+    def layer(both: Tensor) -> Tensor:
+        x, logits = both.split([HIDDEN, EXPERTS], -1)
+        return module(x.flatten(0, 1), logits)
+
+    compiled, capture = compile_rewritten(layer, dynamic=True)
+    for batch, length in ((2, 3), (4, 5)):
+        both = torch.cat([t.unflatten(0, (batch, -1)) for t in inputs(tokens=batch * length)], -1)
+        torch.testing.assert_close(compiled(both), layer(both), rtol=1e-5, atol=1e-5)
+    (report,) = capture.layers
+    checks = [reason.check for reason in report.router_reasons]
+    # The op takes [B, S, E], but not with the division, which the source keeps then.
+    assert (report.router_op, checks) == ("MoeGatingTopKSoftmax", [])
+    assert capture.ops["truediv"] == (name == "renormalised")
 
 
 class WithAuxiliaryLoss(RoutedMoe):
@@ -281,6 +323,66 @@ def test_weights_that_are_read_before_the_division_end_the_op_there() -> None:
     layer, capture = lowered(Returning(LOWERED["softmax-topk"][1]), *inputs())
     assert layer.router_op == "MoeGatingTopKSoftmax"
     assert capture.ops["truediv"] == 1
+
+
+def _written_afterwards(m: RoutedMoe, logits: Tensor) -> tuple[Tensor, Tensor]:
+    weights, ids = logits.softmax(-1).topk(TOP_K)
+    weights.mul_(logits[:, :1].detach())
+    return weights, ids
+
+
+def _bias_written_afterwards(m: RoutedMoe, logits: Tensor) -> tuple[Tensor, Tensor]:
+    scores = logits.sigmoid()
+    ids = (scores + m.bias).topk(TOP_K)[1]
+    with torch.no_grad():
+        m.bias.add_(0.1)
+    weights = scores.gather(1, ids)
+    return weights / weights.sum(-1, keepdim=True), ids
+
+
+def _logits_written_afterwards(m: RoutedMoe, logits: Tensor) -> tuple[Tensor, Tensor]:
+    logits = logits * 2.0
+    weights, ids = logits.softmax(-1).topk(TOP_K)
+    logits.add_(logits.detach().amax())
+    return weights * logits.detach().mean(), ids
+
+
+@pytest.mark.parametrize(
+    ("router", "outcome"),
+    [
+        (_written_afterwards, "MoeGatingTopKSoftmax"),
+        (_bias_written_afterwards, "MoeGatingTopK"),
+        (_logits_written_afterwards, "router-in-place"),
+    ],
+)
+def test_what_is_written_in_place_afterwards(router: Router, outcome: str) -> None:
+    module = RoutedMoe(router)
+    eager = copy.deepcopy(module)
+    args = inputs()
+    expected = gradients(eager, eager, *args)
+    compiled, capture = compile_rewritten(module)
+    results = gradients(compiled, module, *args)
+    torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(module.bias, eager.bias)
+    (layer,) = capture.layers
+    assert layer.status == "rewritten"
+    checks = [reason.check for reason in layer.router_reasons]
+    assert (layer.router_op, checks) in [(outcome, []), ("", [outcome])]
+
+
+def test_ids_that_are_written_after_the_layer_stay_those_of_the_source() -> None:
+    module = RoutedMoe(LOWERED["softmax-topk"][1])
+
+    def layer(x: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        weights, ids = LOWERED["softmax-topk"][1](module, logits)
+        module.router = lambda m, z: (weights, ids)
+        return module(x, logits), ids.add_(1)
+
+    args = inputs()
+    compiled, capture = compile_rewritten(layer)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*args), layer(*args), rtol=1e-5, atol=1e-5)
+    assert [reason.check for reason in capture.layers[0].router_reasons] == ["router-ids"]
 
 
 def test_detached_scores_get_no_gradient_by_way_of_the_op() -> None:
