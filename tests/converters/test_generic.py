@@ -390,8 +390,10 @@ def _flat(outputs: Any) -> list[torch.Tensor]:
 ACROSS_RANKS = {
     "MoeDistributeCombine",
     "MoeDistributeCombineV2",
+    "MoeDistributeCombineV3",
     "MoeDistributeDispatch",
     "MoeDistributeDispatchV2",
+    "MoeDistributeDispatchV3",
 }
 
 

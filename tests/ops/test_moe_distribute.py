@@ -135,6 +135,25 @@ def test_the_first_version_keeps_the_older_limits() -> None:
         opdef.infer(inputs, opdef.bind_attrs(GROUP), Soc.A3)
 
 
+@pytest.mark.parametrize("soc", list(Soc))
+def test_the_third_version_has_a_context_for_the_names_of_groups(soc: Soc) -> None:
+    second, third = ops.find(V2), ops.find("MoeDistributeDispatchV3")
+    assert second is not None
+    assert third is not None
+    inputs = [ops.TensorSpec((8, 7168), torch.bfloat16), ops.TensorSpec((8, 6), torch.int32)]
+    context = ops.TensorSpec((1, 2052), torch.int32)
+    group = {name: value for name, value in GROUP.items() if name != "group_ep"}
+    attrs = third.bind_attrs(group | {"ccl_buffer_size": 0})
+    if soc is Soc.A2:
+        with pytest.raises(OpError, match="an op of A2"):
+            third.infer([context, *inputs], attrs, soc)
+        return
+    got = third.infer([context, *inputs], attrs, soc)
+    assert got == second.infer(inputs, second.bind_attrs(GROUP), soc)
+    with pytest.raises(OpError, match="context"):
+        third.infer([None, *inputs], attrs, soc)
+
+
 def test_the_first_version_reserves_the_mask() -> None:
     opdef = ops.find("MoeDistributeDispatch")
     assert opdef is not None

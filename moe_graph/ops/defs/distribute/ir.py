@@ -17,6 +17,13 @@ GROUP = (
     Attr("shared_expert_rank_num", "Int", 0),
 )
 
+CONTEXT = (
+    *GROUP[1:4],
+    Attr("ccl_buffer_size", "Int"),
+    *(attr for attr in GROUP[5:]),
+)
+"""What the third version has instead: its first input, ``context``, stands for the groups."""
+
 SECOND_VERSION = (
     Attr("comm_alg", "Str", ""),
     Attr("zero_expert_num", "Int", 0),
@@ -26,3 +33,8 @@ SECOND_VERSION = (
 
 EXAMPLE = {"group_ep": "ep", "ep_world_size": 16, "ep_rank_id": 0, "moe_expert_num": 64}
 """Attributes of the uses that the documentation prints."""
+
+THIRD_EXAMPLE = {name: EXAMPLE[name] for name in EXAMPLE if name != "group_ep"} | {
+    "ccl_buffer_size": 0
+}
+"""The same for the third version."""

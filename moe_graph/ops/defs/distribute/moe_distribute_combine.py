@@ -1,4 +1,4 @@
-"""MoeDistributeCombine and its second version: bring the experts' rows back and add them up.
+"""MoeDistributeCombine and its newer versions: bring the experts' rows back and add them up.
 
 ``x[t] = sum over k of expert_scales[t, k] * row(t, k)``, k ascending, in fp32; then the rows of the
 shared experts and ``shared_expert_x`` are added, and the sum is rounded once. Entries that are
@@ -28,7 +28,13 @@ from moe_graph.ops.defs.distribute.checks import (
     is_ccu,
 )
 from moe_graph.ops.defs.distribute.execution import NO_GRADIENT, across_ranks
-from moe_graph.ops.defs.distribute.ir import EXAMPLE, GROUP, SECOND_VERSION
+from moe_graph.ops.defs.distribute.ir import (
+    CONTEXT,
+    EXAMPLE,
+    GROUP,
+    SECOND_VERSION,
+    THIRD_EXAMPLE,
+)
 from moe_graph.ops.defs.distribute.layout import Batch, Layout, layout_at_run_time
 from moe_graph.ops.defs.distribute.limits import check_top_k, first_version_limits, limits
 from moe_graph.ops.dims import UNKNOWN, Dim, known_less, mul
@@ -85,7 +91,7 @@ def _check_sizes(op: Call, layout: Layout, rows: Dim) -> None:
     received = layout.rows(Batch.of(op, tokens), top_k, elastic=_is_elastic(op))
     if known_less(rows, received):
         raise op.error("expand_x", got=f"{rows} rows", want=f">= {received}, what can arrive")
-    assist = op.opdef.inputs[2].name
+    assist = "expand_idx" if hasattr(op, "expand_idx") else "assist_info_for_combine"
     (size,) = op.dims(assist, rank=1)
     if known_less(size, mul(tokens, top_k)):
         raise op.error(assist, got=f"{size} numbers", want=f">= {tokens} * {top_k}")
@@ -155,7 +161,6 @@ def _inputs(assist: str, *more: Input) -> tuple[Input, ...]:
 
 
 _ATTRS = (
-    *GROUP,
     Attr("global_bs", "Int", 0),
     Attr("out_dtype", "Int", 0),
     Attr("comm_quant_mode", "Int", 0),
@@ -163,14 +168,31 @@ _ATTRS = (
 )
 
 
-def _define(ge_type: str, assist: str, **parts: Any) -> OpDef:
-    shapes = {
+def _form_shapes(assist: str) -> dict[str, str]:
+    return {
         "expand_x": "A H",
         "expert_ids": "BS K",
         assist: "128*A",
         "ep_send_counts": "64",
         "expert_scales": "BS K",
     }
+
+
+_ASSIST = "assist_info_for_combine"
+_NEWER_INPUTS = _inputs(
+    _ASSIST,
+    _row_input("shared_expert_x"),
+    Input("elastic_info", (torch.int32,), "optional"),
+    _row_input("ori_x"),
+    _row_input("const_expert_alpha_1"),
+    _row_input("const_expert_alpha_2"),
+    _row_input("const_expert_v"),
+    Input("performance_info", (torch.int64,), "optional"),
+)
+
+
+def _define(ge_type: str, assist: str, **parts: Any) -> OpDef:
+    shapes = _form_shapes(assist)
     return register(
         OpDef(
             ge_type=ge_type,
@@ -182,8 +204,7 @@ def _define(ge_type: str, assist: str, **parts: Any) -> OpDef:
             compute=across_ranks,
             naive=across_ranks,
             no_gradient=NO_GRADIENT,
-            forms=(Form("64 experts on 16 ranks", shapes, EXAMPLE),),
-            **parts,
+            **{"forms": (Form("64 experts on 16 ranks", shapes, EXAMPLE),), **parts},
         )
     )
 
@@ -192,26 +213,34 @@ FIRST = _define(
     "MoeDistributeCombine",
     "expand_idx",
     inputs=_inputs("expand_idx"),
-    attrs=_ATTRS,
+    attrs=(*GROUP, *_ATTRS),
     limits=first_version_limits("moe_distribute_combine", "expand_x"),
     doc="ops-transformer mc2/moe_distribute_combine: infershape, tiling",
 )
 
 SECOND = _define(
     "MoeDistributeCombineV2",
-    "assist_info_for_combine",
-    inputs=_inputs(
-        "assist_info_for_combine",
-        _row_input("shared_expert_x"),
-        Input("elastic_info", (torch.int32,), "optional"),
-        _row_input("ori_x"),
-        _row_input("const_expert_alpha_1"),
-        _row_input("const_expert_alpha_2"),
-        _row_input("const_expert_v"),
-        Input("performance_info", (torch.int64,), "optional"),
-    ),
-    attrs=(*_ATTRS, *SECOND_VERSION),
+    _ASSIST,
+    inputs=_NEWER_INPUTS,
+    attrs=(*GROUP, *_ATTRS, *SECOND_VERSION),
     limits=limits("moe_distribute_combine_v2", "expand_x"),
     function="moe_distribute_combine_v2",
     doc="ops-transformer mc2/moe_distribute_combine_v2: infershape, tiling, fullmesh kernels",
+)
+
+THIRD = _define(
+    "MoeDistributeCombineV3",
+    _ASSIST,
+    inputs=(Input("context", (torch.int32,)), *_NEWER_INPUTS),
+    attrs=(*CONTEXT, *_ATTRS, *SECOND_VERSION),
+    limits=limits("moe_distribute_combine_v2", "expand_x"),
+    products=(Soc.A3, Soc.ASCEND950),
+    forms=(
+        Form(
+            "64 experts on 16 ranks",
+            {"context": "1 C", **_form_shapes(_ASSIST)},
+            THIRD_EXAMPLE,
+        ),
+    ),
+    doc="ops-transformer mc2/moe_distribute_combine_v3: definition; infershape, tiling of V2",
 )

@@ -1,4 +1,4 @@
-"""MoeDistributeDispatch and its second version: send token rows to the ranks of their experts.
+"""MoeDistributeDispatch and its newer versions: send token rows to the ranks of their experts.
 
 Routed expert g lives on rank ``shared_expert_rank_num + g // L``, with L experts per rank. A rank
 receives, contiguously: local experts in order, for each the source ranks in order, for each their
@@ -8,8 +8,10 @@ copies in the order (token, k).
 - ``expert_token_nums`` ``[L]``: rows per local expert (type 1) or running sums (type 0).
 - ``ep_recv_count[e * ep + r]``: running sum of the counts in that order.
 - ``expand_scales[i]``: the expert_scale of row i.
-- second version: ``assist_info_for_combine[3i : 3i + 3]``: source rank, token and k of row i.
+- from the second version: ``assist_info_for_combine[3i : 3i + 3]``: source rank, token and k of
+  row i.
 - first version: ``expand_idx`` ``[BS * K]``.
+- third version: ``context`` and ``ccl_buffer_size`` in place of the names of the groups.
 
 The values of expand_idx, ep_recv_count and expand_scales differ between products and versions:
 nothing but combine should read them.
@@ -22,9 +24,16 @@ from typing import Any
 
 import torch
 
+from moe_graph.config import Soc
 from moe_graph.ops.defs.distribute.dispatching import check_tiling, infer_shapes
 from moe_graph.ops.defs.distribute.execution import NO_GRADIENT, across_ranks
-from moe_graph.ops.defs.distribute.ir import EXAMPLE, GROUP, SECOND_VERSION
+from moe_graph.ops.defs.distribute.ir import (
+    CONTEXT,
+    EXAMPLE,
+    GROUP,
+    SECOND_VERSION,
+    THIRD_EXAMPLE,
+)
 from moe_graph.ops.defs.distribute.limits import (
     first_version_limits,
     fullmesh_v2_limits,
@@ -64,8 +73,7 @@ def _outputs(assist: str) -> tuple[Output, ...]:
     )
 
 
-_ATTRS = (
-    *GROUP,
+_MODES = (
     Attr("quant_mode", "Int", 0),
     Attr("global_bs", "Int", 0),
     Attr("expert_token_nums_type", "Int", 1),
@@ -77,6 +85,18 @@ _FORMS = (
         {"x": "BS H", "expert_ids": "BS K", "scales": "64 H"},
         {**EXAMPLE, "quant_mode": 2},
     ),
+)
+
+
+_CONTEXT = Input("context", (torch.int32,))
+_NEWER_INPUTS = _inputs(
+    Input("elastic_info", (torch.int32,), "optional"),
+    Input("performance_info", (torch.int64,), "optional"),
+)
+_NEWER_ATTRS = (*_MODES, *SECOND_VERSION, Attr("y_dtype", "Int", UNDEFINED))
+_NEWER_LIMITS = (
+    *limits("moe_distribute_dispatch_v2", "x"),
+    *fullmesh_v2_limits("moe_distribute_dispatch_v2"),
 )
 
 
@@ -102,8 +122,7 @@ def _define(ge_type: str, *, first_version: bool, **parts: Any) -> OpDef:
             compute=across_ranks,
             naive=across_ranks,
             no_gradient=NO_GRADIENT,
-            forms=_FORMS,
-            **parts,
+            **{"forms": _FORMS, **parts},
         )
     )
 
@@ -113,7 +132,7 @@ FIRST = _define(
     first_version=True,
     inputs=_inputs(),
     outputs=_outputs("expand_idx"),
-    attrs=_ATTRS,
+    attrs=(*GROUP, *_MODES),
     limits=first_version_limits("moe_distribute_dispatch", "x"),
     doc="ops-transformer mc2/moe_distribute_dispatch: infershape, tiling",
 )
@@ -121,16 +140,28 @@ FIRST = _define(
 SECOND = _define(
     "MoeDistributeDispatchV2",
     first_version=False,
-    inputs=_inputs(
-        Input("elastic_info", (torch.int32,), "optional"),
-        Input("performance_info", (torch.int64,), "optional"),
-    ),
+    inputs=_NEWER_INPUTS,
     outputs=_outputs("assist_info_for_combine"),
-    attrs=(*_ATTRS, *SECOND_VERSION, Attr("y_dtype", "Int", UNDEFINED)),
-    limits=(
-        *limits("moe_distribute_dispatch_v2", "x"),
-        *fullmesh_v2_limits("moe_distribute_dispatch_v2"),
-    ),
+    attrs=(*GROUP, *_NEWER_ATTRS),
+    limits=_NEWER_LIMITS,
     function="moe_distribute_dispatch_v2",
     doc="ops-transformer mc2/moe_distribute_dispatch_v2: infershape, tiling, fullmesh kernels",
+)
+
+THIRD = _define(
+    "MoeDistributeDispatchV3",
+    first_version=False,
+    inputs=(_CONTEXT, *_NEWER_INPUTS),
+    outputs=_outputs("assist_info_for_combine"),
+    attrs=(*CONTEXT, *_NEWER_ATTRS),
+    limits=_NEWER_LIMITS,
+    products=(Soc.A3, Soc.ASCEND950),
+    forms=(
+        Form(
+            "64 experts on 16 ranks",
+            {"context": "1 C", "x": "BS H", "expert_ids": "BS K"},
+            THIRD_EXAMPLE,
+        ),
+    ),
+    doc="ops-transformer mc2/moe_distribute_dispatch_v3: definition; infershape, tiling of V2",
 )
