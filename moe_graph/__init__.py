@@ -11,6 +11,7 @@ from moe_graph import emulator
 
 if TYPE_CHECKING:
     from moe_graph.backend import npu_backend
+    from moe_graph.frontends.preparation import preparation, prepare, unprepare
     from moe_graph.inspection import explain
 
 emulated: bool = emulator.activate()
@@ -40,11 +41,20 @@ __all__ = [
     "infer_shape",
     "npu_backend",
     "ops",
+    "preparation",
+    "prepare",
+    "unprepare",
 ]
 __version__ = "0.1.0"
 
 # These need torch._dynamo, which takes longer to import than everything else here together.
-_ON_FIRST_USE = {"explain": "moe_graph.inspection", "npu_backend": "moe_graph.backend"}
+_ON_FIRST_USE = {
+    "explain": "moe_graph.inspection",
+    "npu_backend": "moe_graph.backend",
+    "preparation": "moe_graph.frontends.preparation",
+    "prepare": "moe_graph.frontends.preparation",
+    "unprepare": "moe_graph.frontends.preparation",
+}
 
 
 def __getattr__(name: str) -> Any:

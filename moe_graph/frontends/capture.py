@@ -8,6 +8,10 @@ with the flags first, and again without them where that does not end well:
     with flags     one graph, and nothing data-dependent is left after the passes: taken
                    dynamo fails or skips the frame, or something is left: not taken
     without flags  what torch.compile does by itself
+
+With the flags, ``torch.bincount(ids, minlength=E)`` is taken to have E elements. That is so for the
+ids of a top-k over E experts, and a layer is only rewritten if its ids are; a bincount that is left
+after the passes is not taken.
 """
 
 from __future__ import annotations
@@ -20,12 +24,14 @@ import torch._dynamo.config
 import torch.fx
 from torch._dynamo import convert_frame
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._subclasses import fake_impls
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from moe_graph.frontends.tracing import Trace, current_trace, has_frontends, tracing
 from moe_graph.frontends.transformers_experts import serve_eager_experts
 from moe_graph.report import KeptLayerError
 
+_BINCOUNT = torch.ops.aten.bincount.default
 _FLAGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
 
 
@@ -46,6 +52,8 @@ def install() -> None:
     convert_frame.compile_frame = functools.wraps(original)(
         functools.partial(_compile_frame, original)
     )
+    shapes = fake_impls.op_implementations_dict
+    shapes[_BINCOUNT] = functools.partial(_shape_of_bincount, shapes[_BINCOUNT])
 
 
 def note_captured(gm: torch.fx.GraphModule) -> None:
@@ -59,11 +67,16 @@ def refuse_leftovers(gm: torch.fx.GraphModule) -> None:
     """Have dynamo trace the frame without capture if data-dependent sizes are left in `gm`.
 
     Raises:
-        CapturedInVainError: they are, and dynamo can still trace without.
+        CapturedInVainError: they are, and dynamo can still trace without; or a bincount is left.
     """
     trace = current_trace()
     if trace is not None and trace.retries and has_data_dependent_sizes(gm):
         raise CapturedInVainError("data-dependent sizes are left in the graph")
+    if trace is not None and trace.assumes_length and any(map(_is_bincount, gm.graph.nodes)):
+        raise CapturedInVainError(
+            "torch.bincount is left in the graph, and the data say how long its result is; without "
+            "fullgraph=True it runs outside of the graph"
+        )
 
 
 def has_data_dependent_sizes(gm: torch.fx.GraphModule) -> bool:
@@ -73,6 +86,29 @@ def has_data_dependent_sizes(gm: torch.fx.GraphModule) -> bool:
         for node in gm.graph.nodes
         if node.meta.get("example_value") is not None
     )
+
+
+def _is_bincount(node: torch.fx.Node) -> bool:
+    return node.target in ("bincount", torch.bincount, _BINCOUNT)
+
+
+def _shape_of_bincount(
+    original: Callable[..., Any],
+    fake_mode: Any,
+    func: Any,
+    inputs: Any,
+    weights: Any = None,
+    minlength: Any = 0,
+) -> Any:
+    """Return the counts of ids below `minlength`; the arguments are those of a fake kernel."""
+    trace = current_trace()
+    if trace is None or not trace.captures or not isinstance(minlength, int) or minlength < 1:
+        return original(fake_mode, func, inputs, weights, minlength)
+    trace.assumes_length = trace.mattered = True
+    dtype = torch.long if weights is None else torch.float64
+    if weights is not None and weights.dtype == torch.float32:
+        dtype = torch.float32
+    return inputs.new_empty(minlength, dtype=dtype)
 
 
 def _compile_frame(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -28,11 +28,13 @@ class Trace:
         captures: data-dependent shapes and scalars become part of the graph.
         retries: dynamo will trace the frame again without them if this attempt fails.
         mattered: something was captured, or a loop was lifted because it would be.
+        assumes_length: a bincount was taken to be no longer than its ``minlength``.
     """
 
     captures: bool
     retries: bool = False
     mattered: bool = False
+    assumes_length: bool = False
 
 
 _current = threading.local()
@@ -61,13 +63,13 @@ def has_frontends(backend: Callable[..., Any]) -> bool:
     return bool(getattr(innermost_backend(backend), MARK, False))
 
 
-@torch._dynamo.assume_constant_result
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def tracing_for_moe_graph() -> bool:
     """Whether dynamo is tracing the caller for moe_graph."""
     return current_trace() is not None
 
 
-@torch._dynamo.assume_constant_result
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def capturing_for_moe_graph() -> bool:
     """Whether dynamo is tracing the caller for moe_graph and captures data-dependent shapes."""
     trace = current_trace()
