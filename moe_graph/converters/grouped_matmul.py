@@ -47,16 +47,31 @@ def register_grouped_matmul() -> None:
 
 def _with_empties(inputs: Sequence[Any]) -> list[Any]:
     """Put an empty constant into each dynamic input that has no tensor."""
-    from torchair.ge import DataType
-
-    bias = DataType.DT_FLOAT16 if inputs[0][0].dtype == DataType.DT_FLOAT16 else DataType.DT_FLOAT
-    dtypes = {"bias": bias, "scale": DataType.DT_UINT64, "offset": DataType.DT_FLOAT}
+    dtypes = _empty_dtypes(inputs[0][0].dtype, inputs[1][0].dtype)
     return [
-        [_empty(dtypes.get(declared.name, DataType.DT_FLOAT16))]
-        if declared.kind == "dynamic" and not value
-        else value
+        [_empty(dtypes[declared.name])] if declared.kind == "dynamic" and not value else value
         for declared, value in zip(OPDEF.inputs, inputs, strict=True)
     ]
+
+
+def _empty_dtypes(x: int, weight: int) -> dict[str, int]:
+    """Return the ``ge.DataType`` of absent inputs, which GE's dtype columns count as present."""
+    from torchair.ge import DataType
+
+    bias = (
+        DataType.DT_FLOAT16 if x in (DataType.DT_FLOAT16, DataType.DT_INT4) else DataType.DT_FLOAT
+    )
+    if x == weight == DataType.DT_INT8:
+        bias = DataType.DT_INT32
+    quantised_weight = x == DataType.DT_BF16 and weight != x
+    antiquant = DataType.DT_BF16 if quantised_weight else DataType.DT_FLOAT16
+    return {
+        "bias": bias,
+        "scale": DataType.DT_UINT64,
+        "offset": DataType.DT_FLOAT,
+        "antiquant_scale": antiquant,
+        "antiquant_offset": antiquant,
+    }
 
 
 def _empty(dtype: int) -> Any:
