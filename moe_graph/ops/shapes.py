@@ -14,7 +14,14 @@ from moe_graph.ops.errors import OpError
 from moe_graph.ops.opdef import OpDef, TensorSpec
 from moe_graph.ops.registry import all_opdefs, find
 
-_GE_DTYPE_NAMES = {"float": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_GE_DTYPE_NAMES = {
+    "float": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "double": torch.float64,
+    "float8_e8m0": torch.float8_e8m0fnu,
+    "float4_e2m1": torch.float4_e2m1fn_x2,
+}
 
 ShapeAndDtype = tuple[Sequence[Dim], "torch.dtype | str"]
 
@@ -32,15 +39,17 @@ def infer_shape(
     Args:
         op_type: GE type, for example ``"MoeInitRoutingV2"``.
         inputs: ``(shape, dtype)`` per IR input, in order; None for an absent optional input, a list
-            for a dynamic one. A dimension is an int, -1 (unknown), a SymInt or a sympy expression;
-            the shape ``[-2]`` is an unknown rank. The dtype is a ``torch.dtype`` or its name
-            (``"bfloat16"``, also GE's ``"bf16"`` and ``"float"``).
+            for a dynamic one, or its only tensor. A dimension is an int, -1 (unknown), a SymInt or
+            a sympy expression; the shape ``[-2]`` is an unknown rank. The dtype is a
+            ``torch.dtype`` or its name (``"bfloat16"``, also GE's in any case: ``"bf16"``,
+            ``"float"``, ``"DT_INT8"``).
             No input of these ops is a scalar: the shape ``[]`` of an optional input is GE's way of
             saying that it is absent.
         attrs: attributes by IR name, or spelled as the aclnn API does (``numOutTokens``); those
             left out have their IR default. Required ones may be left out where the rule does not
             read them.
-        soc: product, ``"A2"``, ``"A3"`` or ``"950"``; None takes the current one.
+        soc: product, ``"A2"``, ``"A3"`` or ``"950"``, or CANN's name of a device
+            (``"Ascend910B3"``); None takes the current one.
         upstream: give the public rule's answer also where it is plainly wrong for unknown sizes.
 
     Returns:
@@ -53,7 +62,7 @@ def infer_shape(
     if opdef is None:
         known = ", ".join(sorted(known.ge_type for known in all_opdefs()))
         raise OpError(op_type, "op_type", got=repr(op_type), want=f"one of {known}")
-    product = Soc.parse(soc) if isinstance(soc, str) and not isinstance(soc, Soc) else soc
+    product = _product(soc)
     specs = opdef.infer_shape(
         _specs(opdef, inputs),
         opdef.bind_attrs(_ir_names(attrs), complete=False),
@@ -63,11 +72,19 @@ def infer_shape(
     return [None if spec is None else spec.shape for spec in specs]
 
 
+def _product(soc: Soc | str | None) -> Soc | None:
+    if soc is None or isinstance(soc, Soc):
+        return soc
+    return Soc.of_device(soc) if soc.startswith("Ascend") else Soc.parse(soc)
+
+
 def _specs(opdef: OpDef, inputs: Sequence[Any]) -> list[Any]:
     specs = [_spec(opdef.ge_type, item) for item in inputs]
     for position, (declared, spec) in enumerate(zip(opdef.inputs, specs, strict=False)):
         if declared.kind == "optional" and isinstance(spec, TensorSpec) and not spec.shape:
             specs[position] = None
+        if declared.kind == "dynamic" and isinstance(spec, TensorSpec):
+            specs[position] = [spec]
     return specs
 
 
@@ -91,7 +108,8 @@ def _is_shape_and_dtype(item: Any) -> bool:
 def _dtype(op_type: str, dtype: torch.dtype | str) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
-    found = _GE_DTYPE_NAMES.get(dtype, getattr(torch, dtype, None))
+    name = dtype.lower().removeprefix("dt_")
+    found = _GE_DTYPE_NAMES.get(name, getattr(torch, name, None))
     if not isinstance(found, torch.dtype):
         raise OpError(op_type, "dtype", got=repr(dtype), want="the name of a torch dtype")
     return found
