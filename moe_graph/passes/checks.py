@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
+from moe_graph.passes.endings import ending_of
 from moe_graph.passes.facts import Combined, PerSlot, Rows, SlotProduct
 from moe_graph.passes.layer import Layer
 from moe_graph.passes.misses import Miss
@@ -130,6 +131,8 @@ def _moved_reads(
     if share.weights is not None and share.weights_at is not None:
         yield share.weights, share.weights_at, total
     yield from _dispatches(facts, combined)
+    if combined.base is not None:
+        yield combined.base, total, ending_of(facts, total, combined).end
 
 
 def interior_user(facts: Facts, layer: Layer, taken: set[Node]) -> Miss | None:

@@ -218,10 +218,15 @@ class RowsBehindOne(AboutRoot):
 
 @dataclass(frozen=True, eq=False)
 class PerSlot(Grouped):
-    """Values of `source` (first dimension ``T * K``, slot order), one per row, made by `leaf`."""
+    """Values of `source` (first dimension ``T * K``, slot order), one per row, made by `leaf`.
+
+    Attributes:
+        by_expert: `source` is ``[T, E]``; a row has the value of its token and its expert.
+    """
 
     source: Node
     leaf: Node
+    by_expert: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +261,7 @@ class Contribution:
         weights: ``T * K`` weights in slot order, of any shape, or None.
         weights_at: node that reads the weights.
         weight_dtype: dtype of the weights as they multiply the rows.
+        weights_by_expert: `weights` are ``[T, E]``.
     """
 
     body: RowWise
@@ -264,6 +270,7 @@ class Contribution:
     weights: Node | None = None
     weights_at: Node | None = None
     weight_dtype: torch.dtype | None = None
+    weights_by_expert: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,9 +289,14 @@ class Unpermuted(AboutRoot):
 
 @dataclass(frozen=True, eq=False)
 class Combined(AboutRoot):
-    """A contribution summed over the slots of each token: ``[T, H]``."""
+    """A contribution summed over the slots of each token: ``[T, H]``.
+
+    Attributes:
+        base: tensor that the rows are added onto, None for zeros.
+    """
 
     contribution: Contribution
+    base: Node | None = None
 
 
 class Axis(enum.Enum):
@@ -303,6 +315,32 @@ class Masks(AboutRoot):
     """1 at the expert of each slot, or at all experts of a token, by what its axes count."""
 
     axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class FlatMap(AboutRoot):
+    """A routing map ``[E, T]`` in one dimension."""
+
+
+@dataclass(frozen=True, eq=False)
+class SortedMap(AboutRoot):
+    """Places in a :class:`FlatMap`, those of its ones first; `order` is that of the ones."""
+
+    order: Order
+
+
+@dataclass(frozen=True, eq=False)
+class PlacesInMap(AboutRoot):
+    """Place ``e * T + t`` of each row in a :class:`FlatMap`."""
+
+    order: Order
+
+
+@dataclass(frozen=True, eq=False)
+class ScatteredWeights(AboutRoot):
+    """Zeros ``[T, E]`` with the weights ``[T, K]`` of a node at the experts of each token."""
+
+    weights: Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,10 +386,12 @@ class Gathering(AboutRoot):
     Attributes:
         shares: contribution of each expert so far.
         by_slot: the rows are put at their slots, ``[T * K, H]``; else added by token, ``[T, H]``.
+        base: tensor that the rows are added onto, None for zeros.
     """
 
     shares: Mapping[int, Contribution]
     by_slot: bool
+    base: Node | None = None
 
 
 @dataclass(frozen=True, eq=False)

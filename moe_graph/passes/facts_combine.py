@@ -20,7 +20,6 @@ from moe_graph.passes.analysis import Facts, rule
 from moe_graph.passes.canonical import Call
 from moe_graph.passes.facts import (
     Combined,
-    Constant,
     Contribution,
     ExpertIds,
     Fact,
@@ -36,7 +35,7 @@ from moe_graph.passes.facts_gathered import (
     is_row_wise_by_slot,
     matrix_product,
 )
-from moe_graph.passes.facts_loops import add_rows_of_expert, product_of_expert
+from moe_graph.passes.facts_loops import add_rows_of_expert, base_of_sum, product_of_expert
 from moe_graph.passes.facts_masks import sum_of_masks
 from moe_graph.passes.facts_routing import counts_by_scatter
 from moe_graph.passes.facts_rowwise import as_row_wise, elementwise, row_local
@@ -66,7 +65,13 @@ def _mul(call: Call, facts: Facts) -> Fact | Miss | None:
             continue
         if _one_per_row(weights, body):
             share = Contribution(
-                body, rows, call.node, weight.source, weight.leaf, meta.dtype(weights)
+                body,
+                rows,
+                call.node,
+                weight.source,
+                weight.leaf,
+                meta.dtype(weights),
+                weight.by_expert,
             )
             return Weighted(
                 row_wise.root, row_wise.order, row_wise.leaves, row_wise.products, share
@@ -236,16 +241,10 @@ def add_by_token(call: Call, facts: Facts, index: Node, values: Any) -> Fact | M
             lambda: f"tokens of the rows of another sort ({token.order.maker.name})",
             lambda: f"the sort that grouped the rows ({body.order.maker.name})",
         )
-    base, dims = facts.of(call["input"]), meta.shape(call["input"])
-    if not (isinstance(base, Constant) and base.value == 0):
-        return Miss(
-            "combine-base",
-            call.node,
-            body.root,
-            lambda: f"rows added onto {call['input']}",
-            "rows added onto zeros",
-            "add the other term afterwards",
-        )
+    dims = meta.shape(call["input"])
     if not meta.same_shape(dims, (body.root.tokens, *meta.shape(values)[1:])):
         return None
-    return Combined(body.root, contribution(call, values, fact, body))
+    base = base_of_sum(call, facts, body.root)
+    if isinstance(base, Miss):
+        return base
+    return Combined(body.root, contribution(call, values, fact, body), base)

@@ -35,6 +35,7 @@ from moe_graph.passes.facts import (
     Outputs,
     PerSlot,
     Repeated,
+    Root,
     Rows,
     RowsBehindOne,
     RowWise,
@@ -44,6 +45,7 @@ from moe_graph.passes.facts import (
     Unrolled,
     Weighted,
 )
+from moe_graph.passes.facts_maps import values_of
 from moe_graph.passes.facts_rowwise import as_row_wise, elementwise
 from moe_graph.passes.misses import Miss
 
@@ -137,12 +139,26 @@ def _mixed_index(call: Call, facts: Facts) -> Fact | None:
     if len(index) == 2 and index[0] is None and meta.is_tensor(index[1]):
         return _gather_behind_one(call, facts, index[1])
     first = all(map(meta.is_tensor, index[: len(tensors)]))
+    if len(index) == 2 and len(tensors) == 1 and isinstance(index[1], int):
+        return _gather_column(call, facts, call["input"], index[0], index[1])
     if not first or any(item is not None and item not in (Ellipsis, slice(None)) for item in rest):
         return None
     slots = facts.of(tensors[0])
     if len(tensors) == 1 and isinstance(slots, Order) and slots.expert is not None:
         return gather_slots(call, facts, call["input"], slots)
     return gather_pair(call, facts, call["input"], tensors)
+
+
+def _gather_column(
+    call: Call, facts: Facts, source: Node, index: Any, expert: int
+) -> PerSlot | None:
+    """Return what ``p[token, e]`` or ``p[mask, e]`` is, for the rows of expert ``e``."""
+    fact = facts.of(index)
+    order = fact.order if isinstance(fact, TokenOfRow) else None
+    if isinstance(fact, Hit) and fact.axes == (Axis.TOKEN,):
+        order = order_of(fact, call.node)
+    own = order is not None and order.expert == expert and not isinstance(expert, bool)
+    return values_of(call, facts, source, order) if own and order is not None else None
 
 
 def _gather_behind_one(call: Call, facts: Facts, index: Node) -> Fact | None:
@@ -237,23 +253,46 @@ def _gather(
     root, expert = share.body.root, share.body.order.expert
     assert expert is not None
     shares = {expert: share}
+    onto: Node | Miss | None = None
     if isinstance(base, Gathering) and base.root is root and base.by_slot == by_slot:
         if expert in base.shares:
-            return _miss(call, share, f"expert {expert} a second time", "each expert once")
-        shares = {**base.shares, **shares}
-    elif not isinstance(base, Constant) or (not by_slot and base.value != 0):
-        want = "rows added onto zeros, or onto what other experts have added"
-        return _miss(call, share, f"rows added onto {call['input']}", want)
+            got, want = f"expert {expert} a second time", "each expert once"
+            return Miss("combine-base", call.node, root, got, want)
+        shares, onto = {**base.shares, **shares}, base.base
+    elif not by_slot:
+        onto = base_of_sum(call, facts, root)
+    elif not isinstance(base, Constant):
+        return None
+    if isinstance(onto, Miss):
+        return onto
     if root.bound is None or set(shares) != set(range(root.bound)):
-        return Gathering(root, shares, by_slot)
+        return Gathering(root, shares, by_slot, onto)
     unrolled = _unrolled(tuple(shares[index] for index in range(root.bound)))
-    return Unpermuted(root, unrolled) if by_slot else Combined(root, unrolled)
+    return Unpermuted(root, unrolled) if by_slot else Combined(root, unrolled, onto)
+
+
+def base_of_sum(call: Call, facts: Facts, root: Root) -> Node | Miss | None:
+    """Return the tensor that rows are added onto, None for zeros."""
+    onto: Node = call["input"]
+    fact = facts.of(onto)
+    if isinstance(fact, Constant) and fact.value == 0:
+        return None
+    if fact is None or (isinstance(fact, Combined) and fact.root is not root):
+        return onto
+    return Miss(
+        "combine-base",
+        call.node,
+        root,
+        lambda: f"rows added onto {onto.name} ({type(fact).__name__})",
+        "rows added onto zeros, or onto a tensor apart from the layer",
+        "add the other term afterwards",
+    )
 
 
 def _unrolled(shares: tuple[Contribution, ...]) -> Unrolled:
     """Return the contribution of all experts; weights that all of them share multiply it."""
     first = shares[0]
-    weighted = {(share.weights, share.weight_dtype) for share in shares}
+    weighted = {(s.weights, s.weight_dtype, s.weights_by_expert) for s in shares}
     if len(weighted) > 1:
         return Unrolled(first.body, first.rows, first.rows_at, shares=shares)
     return Unrolled(
@@ -263,12 +302,9 @@ def _unrolled(shares: tuple[Contribution, ...]) -> Unrolled:
         first.weights,
         first.weights_at,
         first.weight_dtype,
+        first.weights_by_expert,
         shares,
     )
-
-
-def _miss(call: Call, share: Contribution, got: str, want: str) -> Miss:
-    return Miss("combine-base", call.node, share.body.root, got, want)
 
 
 def product_of_expert(call: Call, facts: Facts, found: Fact | Miss | None) -> Fact | Miss | None:

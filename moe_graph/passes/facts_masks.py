@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torch.fx import Node
+
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts, integer_literal, rule
 from moe_graph.passes.canonical import Call
@@ -26,6 +28,7 @@ from moe_graph.passes.facts import (
     Hit,
     Layout,
     Masks,
+    ScatteredWeights,
     WeightsOfSlots,
 )
 from moe_graph.passes.facts_rowwise import elementwise, row_local
@@ -91,7 +94,7 @@ def sum_of_masks(call: Call, facts: Facts, fact: Masks) -> Fact | None:
 
 
 def map_by_scatter(call: Call, facts: Facts, ids: ExpertIds) -> Fact | None:
-    """Return the routing map ``[T, E]`` that writing a one at the experts of each token makes."""
+    """Return what writing ones, or weights, at the experts of each token makes of zeros."""
     base, source = facts.of(call["input"]), call["src"]
     fact = facts.of(source)
     one = fact.value if isinstance(fact, Constant) else source
@@ -101,6 +104,10 @@ def map_by_scatter(call: Call, facts: Facts, ids: ExpertIds) -> Fact | None:
     if not (zeros and last and ids.layout is Layout.TOKENS and ids.root.distinct):
         return None
     axes = (*[Axis.TOKEN] * (rank - 1), Axis.EXPERT)
+    if isinstance(one, Node):
+        shape = (*meta.shape(call["input"])[:-1], ids.root.top_k)
+        weights = fact is None and rank == 2 and meta.same_shape(meta.shape(one), shape)
+        return ScatteredWeights(ids.root, one) if weights else None
     return Masks(ids.root, axes) if one in (1, 1.0, True) else None
 
 

@@ -23,14 +23,17 @@ from moe_graph.passes.facts import (
     Ends,
     ExpertIds,
     Fact,
+    FlatMap,
     Inverse,
     Layout,
     Order,
     Outputs,
+    PlacesInMap,
     Repeated,
     TokenOfRow,
     TokenOfSlot,
 )
+from moe_graph.passes.facts_maps import quotient_of_places, sorted_map
 from moe_graph.passes.facts_rowwise import elementwise, row_local
 from moe_graph.passes.misses import Miss
 
@@ -63,6 +66,9 @@ def _choice_of_last_dim(call: Call) -> Choice | None:
 def _sort(call: Call, facts: Facts) -> Fact | Miss | None:
     scores = call["input"]
     fact = facts.of(scores)
+    if isinstance(fact, FlatMap):
+        places = sorted_map(call, fact)
+        return _sorted(call, None, places) if places else None
     if len(meta.shape(scores)) != 1:
         choice = None if meta.is_integer(scores) else _choice_of_last_dim(call)
         return _sorted(call, None, choice) if choice else None
@@ -87,6 +93,8 @@ def _sorted(call: Call, values: Fact | None, indices: Fact) -> Fact:
 @rule("div")
 def _div(call: Call, facts: Facts) -> Fact | Miss | None:
     fact = facts.of(call["input"])
+    if isinstance(fact, PlacesInMap):
+        return quotient_of_places(call, fact)
     if not isinstance(fact, Order | Arange) or call["rounding_mode"] is None:
         return elementwise(call, facts)
     divisor = integer_literal(call.literal("other"))

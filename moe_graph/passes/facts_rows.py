@@ -31,6 +31,7 @@ from moe_graph.passes.facts import (
     Order,
     PerExpert,
     PerSlot,
+    PlacesInMap,
     Repeated,
     Rows,
     TokenOfRow,
@@ -46,6 +47,7 @@ from moe_graph.passes.facts_loops import (
     gather_slots,
     put_rows_of_expert,
 )
+from moe_graph.passes.facts_maps import gather_places
 from moe_graph.passes.facts_masks import map_by_scatter
 from moe_graph.passes.facts_rowwise import as_row_wise, grouped_order, row_local
 from moe_graph.passes.misses import Miss
@@ -89,6 +91,8 @@ def _gather_rows(
         return _by_ids(call, source, fact)
     if not expanded and len(meta.shape(index)) != 1:
         return None
+    if isinstance(fact, PlacesInMap):
+        return gather_places(call, facts, source, fact)
     if isinstance(fact, TokenOfSlot):
         copies = _leads(index, meta.shape(source)[0] * fact.top_k)
         return Repeated(source, fact.top_k, call.node) if copies else None

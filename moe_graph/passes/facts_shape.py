@@ -28,9 +28,11 @@ from moe_graph.passes.facts import (
     Masks,
     Order,
     PerSlot,
+    PlacesInMap,
     Repeated,
     Rows,
     RowsBehindOne,
+    SortedMap,
     TokenOfRow,
     TokenOfSlot,
     Unpermuted,
@@ -39,6 +41,7 @@ from moe_graph.passes.facts import (
     slot_order,
 )
 from moe_graph.passes.facts_loops import column_of_slice
+from moe_graph.passes.facts_maps import first_places, flat_map
 from moe_graph.passes.facts_masks import slice_or_row_local
 from moe_graph.passes.facts_rowwise import as_row_wise, elementwise, row_local
 from moe_graph.passes.misses import Miss
@@ -46,7 +49,7 @@ from moe_graph.passes.misses import Miss
 EXACT_FOR_SLOTS = (torch.int32, torch.int64, torch.float32, torch.float64)
 """Dtypes that are taken to hold every slot number and every count."""
 
-_Vector = Order | Inverse | TokenOfRow | TokenOfSlot | Arange
+_Vector = Order | Inverse | TokenOfRow | TokenOfSlot | Arange | PlacesInMap
 
 
 @rule("result")
@@ -128,6 +131,8 @@ def _reshape(call: Call, facts: Facts) -> Fact | None:
     if isinstance(fact, RowsBehindOne):
         gathered = Rows(fact.root, fact.order, fact.source, call.node, fact.read_at)
         return gathered if meta.same_shape(new, old[1:]) else None
+    if isinstance(fact, Masks) and len(new) == 1:
+        return flat_map(fact, new)
     if isinstance(fact, Masks):
         flat = fact.axes[-2:] == (Axis.CHOICE, Axis.EXPERT) and len(new) == 2
         by_slot = flat and meta.same_shape(new, (fact.root.slots, old[-1]))
@@ -213,6 +218,8 @@ def _slice(call: Call, facts: Facts) -> Fact | Miss | None:
         old, new = meta.shape(call["input"]), meta.shape(call.node)
         fewer = meta.same_shape(old[:-1], new[:-1]) and isinstance(fact.root.bound, int)
         return Choice(fact.root.bound, distinct=True) if fewer and fact.root.bound else None
+    if isinstance(fact, SortedMap):
+        return first_places(call, fact)
     if isinstance(fact, HitTable):
         return column_of_slice(fact, call["index"])
     return slice_or_row_local(call, facts)

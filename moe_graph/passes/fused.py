@@ -16,7 +16,9 @@ from torch.fx import Node
 
 import moe_graph.ops  # noqa: F401  registers the torch ops
 from moe_graph.passes import meta
+from moe_graph.passes.combine_weights import Weights
 from moe_graph.passes.emit import Emitter
+from moe_graph.passes.endings import Ending
 from moe_graph.passes.facts import Root
 
 _ops = torch.ops.moe_graph
@@ -58,6 +60,12 @@ class FusedOps:
             ends = self._emit.item(routing, 2, at=at, name="expert_tokens_cumsum")
             self._ends = self._emit.cast(ends, torch.int64, at=at)
         return rows
+
+    def of_experts(self, table: Node, *, at: Node) -> Node:
+        """Return the values of a table ``[T, E]`` at the experts of each token, ``[T, K]``."""
+        ids = self._emit.cast(self._ids, torch.int64, at=at)
+        gather = torch.ops.aten.gather.default
+        return self._emit.call(gather, (table, 1, ids), at=at, name=f"{table.name}_of_experts")
 
     def values_by_row(self, values: Node, widths: tuple[meta.Dim, ...], *, at: Node) -> Node:
         """Bring values ``[T * K, *widths]`` or ``[T, K, *widths]`` into the order of the rows.
@@ -151,16 +159,16 @@ class FusedOps:
     def combine(
         self,
         rows: Node,
-        scales: Node | None,
-        scale_dtype: torch.dtype | None,
-        *,
-        like: Node,
-        at: Node,
+        weights: Weights | None,
+        ending: Ending,
     ) -> Node:
-        """Sum the rows of each token times its weights, in the shape and dtype of `like`."""
+        """Sum the rows of each token times its weights, as the end of the layer does."""
+        at, like = ending.end, ending.result
         emit, top_k = self._emit, self._root.top_k
-        if scales is not None and scale_dtype is not None:
-            scales = emit.cast(scales, scale_dtype, at=at)
+        scales = None
+        if weights is not None:
+            scales = self.of_experts(weights.node, at=at) if weights.by_expert else weights.node
+            scales = emit.cast(scales, weights.dtype, at=at)
         kind = _finalize_dtype(rows, scales, like)
         if scales is not None:
             if len(meta.shape(scales)) != 2 or meta.shape(scales)[1] != top_k:
@@ -169,10 +177,14 @@ class FusedOps:
                 scales = emit.cast(scales, kind, at=at)
         rows = emit.with_widths(rows, meta.shape(rows)[-1:], at=at)
         rows = emit.cast(rows, kind, at=at)
+        settings = {"scales": scales, "drop_pad_mode": _ROW_ORDER_NO_DROP, "k": top_k}
+        if ending.base is not None:
+            base = emit.with_widths(ending.base, meta.shape(ending.base)[-1:], at=at)
+            settings["x1"] = emit.cast(base, kind, at=at)
         final = emit.call(
             _ops.moe_finalize_routing_v2.default,
             (rows, self._row_idx),
-            {"scales": scales, "drop_pad_mode": _ROW_ORDER_NO_DROP, "k": top_k},
+            settings,
             at=at,
             name="moe_finalize_routing",
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch.fx import Node
 
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
+from moe_graph.passes.combine_weights import Weights, weights_of
+from moe_graph.passes.endings import Ending, ending_of
 from moe_graph.passes.facts import (
     Combined,
-    Contribution,
     ExpertIds,
     Order,
     PerSlot,
@@ -38,9 +38,8 @@ class Layer:
         slot_values: tensors that the body reads in slot order as they are.
         ids: nodes of ids in the order of the rows that the body reads.
         rows: the rows that are combined, before the weights.
-        weights: one weight per slot, in slot order and of any shape; None for a plain sum.
-        weight_dtype: dtype that the weights take before they multiply the rows.
-        end: node that yields the sum.
+        weights: what multiplies the rows, None for a plain sum.
+        ending: where the sum is.
         body: row-wise nodes that stay.
         dead: nodes that fall away.
     """
@@ -55,9 +54,8 @@ class Layer:
     slot_values: list[Node]
     ids: list[Node]
     rows: Node
-    weights: Node | None
-    weight_dtype: torch.dtype | None
-    end: Node
+    weights: Weights | None
+    ending: Ending
     body: set[Node]
     dead: set[Node]
 
@@ -67,9 +65,9 @@ class Layer:
         return self.order.root
 
     @property
-    def result(self) -> Node:
-        """The node that holds the sum behind `end`."""
-        return self.end
+    def end(self) -> Node:
+        """The node that completes the sum."""
+        return self.ending.end
 
     @property
     def form(self) -> str:
@@ -98,20 +96,23 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     body = body_of(facts, share.rows, share.body.leaves)
     in_order = sorted(body, key=facts.position.__getitem__)
     gates = {n: source for n in in_order if (source := swiglu_input(facts, n)) in body}
-    end = end_of(facts, total, share.rows)
-    weights = _weights_before_reshape(facts, share, order.root, end)
+    ending = ending_of(facts, total, combined)
+    end = ending.end
+    weights = weights_of(facts, share, end)
 
     replaced = {end, *dispatches, *gates}
     replaced |= {n for p in products for n in (p.result, p.biased) if n is not None}
     needed = _operands(facts, products, gates, [*dispatches, *per_slot])
-    needed |= {n for n in (order.root.ids, share.rows, weights) if n is not None}
+    needed |= {order.root.ids, share.rows}
+    needed |= {weights.node} if weights is not None else set()
+    needed |= {combined.base} if combined.base is not None else set()
     # A bias that went into a product, or weights that went into the combine, need no rebuilding.
-    dead = falls_away(facts, replaced, needed)
+    dead = falls_away(facts, replaced, needed, ending.served)
     left = [n for n in in_order if n not in dead]
     ids = _ids_read(facts, left)
     sorted_ids = [n for n in ids if order.grouped]
     per_slot = [leaf for leaf in per_slot if leaf not in dead]
-    dead = falls_away(facts, {*replaced, *per_slot, *sorted_ids}, needed)
+    dead = falls_away(facts, {*replaced, *per_slot, *sorted_ids}, needed, ending.served)
     read = {source for node in left for source in node.all_input_nodes}
     slot_values = [leaf for leaf in by_slot if leaf not in per_slot and leaf in read]
     experts = meta.shape(products[0].weight)[0]
@@ -128,21 +129,10 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
         ids,
         share.rows,
         weights,
-        share.weight_dtype,
-        end,
+        ending,
         body - dead,
         dead,
     )
-
-
-def end_of(facts: Facts, total: Node, rows: Node) -> Node:
-    """Return the cast that takes the sum back to the dtype of the rows, or else the sum."""
-    users = list(total.users)
-    if len(users) != 1 or not meta.is_tensor(users[0]):
-        return total
-    cast = facts.calls[users[0]]
-    returns = cast.op == "cast" and cast.known and meta.dtype(cast.node) == meta.dtype(rows)
-    return cast.node if returns and facts.grad[cast.node] == facts.grad[total] else total
 
 
 def _operands(
@@ -157,21 +147,6 @@ def _operands(
         if isinstance(fact, Rows | PerSlot):
             operands.add(fact.source)
     return operands
-
-
-def _weights_before_reshape(
-    facts: Facts, share: Contribution, root: Root, end: Node
-) -> Node | None:
-    """Return the weights ``[T, K]`` behind the reshape that flattened them, where that is safe."""
-    weights = share.weights
-    call = facts.calls[weights] if weights is not None else None
-    if weights is None or call is None or call.op != "reshape" or call.writes is not None:
-        return weights
-    table = call["input"]
-    if not meta.same_shape(meta.shape(table), (root.tokens, root.top_k)):
-        return weights
-    span = facts.position[weights], facts.position[end]
-    return weights if facts.memory.written_between(table, *span) is not None else table
 
 
 def _ids_read(facts: Facts, body: list[Node]) -> list[Node]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch.fx import Node
 
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
+from moe_graph.passes.combine_weights import Weights, weights_of
+from moe_graph.passes.endings import Ending, ending_of, other_reader
 from moe_graph.passes.facts import Combined, Grouped, PerSlot, Root, Rows, Unrolled
-from moe_graph.passes.layer import end_of
 from moe_graph.passes.loops import Loop, loop_of
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.region import falls_away
@@ -24,22 +24,16 @@ class LoopLayer:
     Attributes:
         anchor: node that stands for it in the report.
         loop: its bodies.
-        weights: one weight per slot that multiplies the rows of the last product, or None.
-        weight_dtype: dtype that the weights take before they multiply the rows.
-        end: node that completes the sum.
-        written: tensor that the sum is written to in place, None for a pure sum.
-        later: nodes behind `end` that read `written`.
+        weights: what multiplies the rows of the last product, None for a plain sum.
+        ending: where the sum is.
         dead: nodes that fall away.
         body: nodes that stay: none.
     """
 
     anchor: Node
     loop: Loop
-    weights: Node | None
-    weight_dtype: torch.dtype | None
-    end: Node
-    written: Node | None
-    later: list[Node]
+    weights: Weights | None
+    ending: Ending
     dead: set[Node]
     body: frozenset[Node] = frozenset()
     form: str = "expert-loop"
@@ -50,9 +44,9 @@ class LoopLayer:
         return self.loop.root
 
     @property
-    def result(self) -> Node:
-        """The node that holds the sum behind `end`."""
-        return self.end if self.written is None else self.written
+    def end(self) -> Node:
+        """The node that completes the sum."""
+        return self.ending.end
 
     @property
     def experts(self) -> int:
@@ -66,18 +60,19 @@ def loop_layer_of(facts: Facts, total: Node, combined: Combined) -> LoopLayer | 
     if not isinstance(loop, Loop):
         return loop
     unrolled = loop.unrolled
-    written = _written(facts, total)
-    position = facts.position
-    later = [user for user in written.users if position[user] > position[total]] if written else []
-    end = total if written is not None else end_of(facts, total, unrolled.rows)
-    miss = _failed_check(facts, loop, end, written or end)
+    ending = ending_of(facts, total, combined)
+    miss = _failed_check(facts, loop, ending)
     if miss is not None:
         return miss
     parameters = {node for stack in loop.parameters.values() for node in stack.sources}
     needed = {loop.root.ids, *parameters, *_sources(facts, unrolled)}
-    needed |= {unrolled.weights} if unrolled.weights is not None else set()
-    served = {written: set(later)} if written is not None else {}
-    dead = falls_away(facts, {end}, needed, served)
+    weights = weights_of(facts, unrolled, ending.end)
+    needed |= {weights.node} if weights is not None else set()
+    needed |= {combined.base} if combined.base is not None else set()
+    dead = falls_away(facts, {ending.end}, needed, ending.served)
+    miss = other_reader(facts, ending, dead, combined)
+    if miss is not None:
+        return miss
     alive = _alive(facts, loop.root, dead)
     if alive is not None:
         return Miss(
@@ -88,18 +83,8 @@ def loop_layer_of(facts: Facts, total: Node, combined: Combined) -> LoopLayer | 
             "no other use of values inside the loop",
             "compute the value from the router's ids",
         )
-    anchor = min((n for n in unrolled.body.products), key=position.__getitem__)
-    return LoopLayer(
-        anchor, loop, unrolled.weights, unrolled.weight_dtype, end, written, later, dead
-    )
-
-
-def _written(facts: Facts, total: Node) -> Node | None:
-    """Return the tensor behind a sum that is written in place, through all of its writes."""
-    written = facts.calls[total].writes
-    while written is not None and facts.calls[written].writes is not None:
-        written = facts.calls[written].writes
-    return written
+    anchor = min((n for n in unrolled.body.products), key=facts.position.__getitem__)
+    return LoopLayer(anchor, loop, weights, ending, dead)
 
 
 def _alive(facts: Facts, root: Root, dead: set[Node]) -> Node | None:
@@ -125,13 +110,13 @@ def _sources(facts: Facts, unrolled: Unrolled) -> set[Node]:
     return {fact.source for _, fact in _leaves(facts, unrolled)}
 
 
-def _failed_check(facts: Facts, loop: Loop, end: Node, result: Node) -> Miss | None:
+def _failed_check(facts: Facts, loop: Loop, ending: Ending) -> Miss | None:
     """Return the first check that the layer as a whole fails."""
     return (
-        _dispatch(facts, loop, end)
-        or _grad_mode(facts, loop, end)
-        or _widths(facts, loop, result)
-        or _writes(facts, loop, end)
+        _dispatch(facts, loop, ending.end)
+        or _grad_mode(facts, loop, ending.end)
+        or _widths(facts, loop, ending.result)
+        or _writes(facts, loop, ending)
     )
 
 
@@ -164,9 +149,9 @@ def _widths(facts: Facts, loop: Loop, result: Node) -> Miss | None:
     return None
 
 
-def _writes(facts: Facts, loop: Loop, end: Node) -> Miss | None:
+def _writes(facts: Facts, loop: Loop, ending: Ending) -> Miss | None:
     """What the grouped body reads at the end of the loop is what the bodies read."""
-    unrolled, position = loop.unrolled, facts.position
+    unrolled, position, end = loop.unrolled, facts.position, ending.end
     reads = [(loop.root.ids, loop.root.ids)]
     reads += [(fact.source, leaf) for leaf, fact in _leaves(facts, unrolled)]
     reads += [(node, node) for stack in loop.parameters.values() for node in stack.views]

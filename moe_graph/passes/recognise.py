@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.checks import failed_check, interior_user
+from moe_graph.passes.endings import other_reader
 from moe_graph.passes.facts import (
     AboutRoot,
     Combined,
@@ -48,11 +49,15 @@ def find_layers(graph: Graph, facts: Facts) -> list[Layer | LoopLayer | Kept]:
     """Return what there is of MoE layers in a graph, in graph order."""
     found: dict[Node, Layer | LoopLayer | Kept] = {}
     settled: set[Root] = set()
+    written: set[Combined] = set()
     taken: set[Node] = set()
     for node in graph.nodes:
         fact = facts.given.get(node)
-        if not isinstance(fact, Combined) or not _is_layer(facts, node, fact):
+        if not isinstance(fact, Combined) or fact in written or not _is_layer(facts, node, fact):
             continue
+        if facts.calls[node].writes is not None:
+            # What reads the tensor from here on reads the sum, and has its fact.
+            written.add(fact)
         settled.add(fact.root)
         entry = _layer_or_kept(facts, node, fact, taken)
         if entry is not None:
@@ -76,7 +81,7 @@ def _layer_or_kept(
     if miss is not None:
         return Kept(anchor, miss)
     layer = layer_of(facts, node, fact)
-    miss = interior_user(facts, layer, taken)
+    miss = interior_user(facts, layer, taken) or other_reader(facts, layer.ending, layer.dead, fact)
     return layer if miss is None else Kept(anchor, miss)
 
 

@@ -82,6 +82,7 @@ class LayerRewrite:
         """Use the new nodes in place of the old ones, and erase what fell away."""
         for old, new in self.replacements.items():
             old.replace_all_uses_with(new)
+        self._layer.ending.serve(self.replacements[self._layer.end])
         for node in self._layer.body:
             for old, new in self._operands.items():
                 node.replace_input_with(old, new)
@@ -114,9 +115,7 @@ class LayerRewrite:
         for node, source in layer.gates.items():
             gated = self._emit.call(_ops.swi_glu.default, (source, -1), at=node, name="swi_glu")
             self.replacements[node] = gated
-        self.replacements[layer.end] = self._fused.combine(
-            layer.rows, layer.weights, layer.weight_dtype, like=layer.end, at=layer.end
-        )
+        self.replacements[layer.end] = self._fused.combine(layer.rows, layer.weights, layer.ending)
 
     def _first_reader(self, value: Node) -> Node:
         """Return the first node of the body that reads `value`."""
@@ -126,8 +125,13 @@ class LayerRewrite:
     def _values_by_row(self, node: Node, *, at: Node) -> Node:
         fact = self._facts.given[node]
         assert isinstance(fact, PerSlot)
-        dims = meta.shape(fact.source)
-        rows = self._fused.values_by_row(fact.source, dims[fact.order.row_dims(dims) :], at=at)
+        source = fact.source
+        if fact.by_expert:
+            source, widths = self._fused.of_experts(source, at=at), meta.shape(node)[1:]
+        else:
+            dims = meta.shape(source)
+            widths = dims[fact.order.row_dims(dims) :]
+        rows = self._fused.values_by_row(source, widths, at=at)
         return self._emit.with_widths(rows, meta.shape(node)[1:], at=at)
 
     def _product(self, product: Product) -> None:

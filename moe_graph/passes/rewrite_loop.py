@@ -67,11 +67,8 @@ class LoopRewrite:
 
     def apply(self) -> None:
         """Use the sum in place of the old one, and erase the loop."""
-        layer, total = self._layer, self.replacements[self._layer.end]
-        layer.end.replace_all_uses_with(total)
-        for user in layer.later:
-            assert layer.written is not None
-            user.replace_input_with(layer.written, total)
+        layer = self._layer
+        layer.ending.serve(self.replacements[layer.end])
         for node in reversed(self._graph.nodes):
             if node in layer.dead:
                 self._graph.erase_node(node)
@@ -87,15 +84,16 @@ class LoopRewrite:
                 grouped[node] = self._fused.rows_of(fact.source, at=end)
             elif isinstance(fact, PerSlot):
                 widths = meta.shape(node)[1:]
-                values = self._fused.values_by_row(fact.source, widths, at=end)
+                source = fact.source
+                if fact.by_expert:
+                    source = self._fused.of_experts(source, at=end)
+                values = self._fused.values_by_row(source, widths, at=end)
                 grouped[node] = self._emit.with_widths(values, widths, at=end)
             else:
                 grouped[node] = self._body_node(node, grouped)
         rows = grouped[loop.unrolled.rows]
         self._emit.drop_unused(rows, [grouped[node] for node in loop.body if self._is_pure(node)])
-        return self._fused.combine(
-            rows, layer.weights, layer.weight_dtype, like=layer.result, at=end
-        )
+        return self._fused.combine(rows, layer.weights, layer.ending)
 
     def _body_node(self, node: Node, grouped: dict[Node, Node]) -> Node:
         loop, call = self._layer.loop, self._facts.calls[node]

@@ -3,6 +3,7 @@
 from moe_graph.passes import (
     facts_combine,
     facts_loops,
+    facts_maps,
     facts_masks,
     facts_routing,
     facts_rows,
@@ -13,6 +14,7 @@ from moe_graph.passes import (
 __all__ = [
     "facts_combine",
     "facts_loops",
+    "facts_maps",
     "facts_masks",
     "facts_routing",
     "facts_rows",

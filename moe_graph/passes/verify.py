@@ -59,7 +59,7 @@ class Verifier:
         self._before = None
         if key not in self._done:
             self._done.add(key)
-            self._before = extract(self._owner, nodes, self._inputs, layer.result)
+            self._before = extract(self._owner, nodes, self._inputs, layer.ending.result)
 
     def after(
         self, layer: Layer | LoopLayer, rewrite: LayerRewrite | LoopRewrite, path: str

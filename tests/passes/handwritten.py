@@ -118,6 +118,11 @@ def _in_place(r: Routing, y: Tensor) -> Tensor:
     return _put_back(r, y).type(r.weights.dtype).mul_(r.weights.unsqueeze(-1)).sum(1)
 
 
+def _written_to(out: Tensor, r: Routing, y: Tensor) -> Tensor:
+    out.index_add_(0, r.order // TOP_K, _weighted_rows(r, y))
+    return out.view(-1, HIDDEN)
+
+
 COMBINES: dict[str, Combine] = {
     "rows-then-sum": lambda r, y: _unpermute(r, _weighted_rows(r, y)).sum(1),
     "slots-then-sum": lambda r, y: (_unpermute(r, y) * r.weights[..., None]).sum(dim=1),
@@ -141,6 +146,9 @@ COMBINES: dict[str, Combine] = {
     "scatter_add": lambda r, y: torch.zeros_like(r.x).scatter_add(
         0, (r.order // TOP_K).unsqueeze(-1).expand(-1, HIDDEN), _weighted_rows(r, y)
     ),
+    "onto-another": lambda r, y: r.x.index_add(0, r.order // TOP_K, _weighted_rows(r, y)),
+    "written": lambda r, y: _written_to(torch.zeros_like(r.x), r, y),
+    "written-onto-another": lambda r, y: _written_to(r.x * 2, r, y),
     "unweighted": lambda r, y: _unpermute(r, y).sum(1),
 }
 

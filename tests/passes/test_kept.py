@@ -60,9 +60,12 @@ def _weights_in_slot_order(r: Routing, y: Tensor) -> Tensor:
     return weighted[torch.argsort(r.order)].view(TOKENS, TOP_K, HIDDEN).sum(1)
 
 
-def _scattered_onto_x(r: Routing, y: Tensor) -> Tensor:
+def _seen_through_a_view(r: Routing, y: Tensor) -> Tensor:
     weighted = y * r.weights.view(-1)[r.order].unsqueeze(-1)
-    return r.x.index_add(0, r.order // TOP_K, weighted)
+    out = r.x * 2
+    seen = out.view(-1)
+    out.index_add_(0, r.order // TOP_K, weighted)
+    return seen.view(TOKENS, HIDDEN)
 
 
 def _mutated_weights(r: Routing, y: Tensor) -> Tensor:
@@ -97,7 +100,7 @@ BROKEN: list[tuple[str, dict[str, Callable[..., Any]]]] = [
     ("one-root", {"counts": _counts_of_other_ids}),
     ("one-permutation", {"combine": _second_unstable_sort}),
     ("row-operand", {"combine": _weights_in_slot_order}),
-    ("combine-base", {"combine": _scattered_onto_x}),
+    ("in-place-write", {"combine": _seen_through_a_view}),
     ("in-place-write", {"combine": _mutated_weights}),
     ("random-in-experts", {"body": _dropout}),
     ("sort-direction", {"sort": lambda r: r.flat.sort(descending=True)}),
