@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import moe_graph
+from moe_graph import ops
 from moe_graph.config import Soc
 from moe_graph.ops import OpError, TensorSpec, find
 from tests.ops.comparing import kernel_and_reference
@@ -133,6 +134,23 @@ def test_the_list_form_of_the_torch_op_takes_int8() -> None:
     )
     want = (x.double() @ weight[0].double()) * 2.0**-10 * torch.tensor([[1.0], [0.5]])
     torch.testing.assert_close(y, want.half(), rtol=0, atol=0)
+
+
+def test_the_public_function_takes_int8() -> None:
+    x, weight = _int8(3, K, seed=1), _int8(2, K, N, seed=2)
+    group_list = torch.tensor([1, 3])
+    exact = torch.cat([x[:1].double() @ weight[0].double(), x[1:].double() @ weight[1].double()])
+    y = ops.grouped_matmul(x, weight, group_list=group_list, output_dtype=torch.int32)
+    assert torch.equal(y, exact.int())
+    scale = torch.full((2, N), 2.0**-12, dtype=BF16)
+    y = ops.grouped_matmul(x, weight, group_list=group_list, scale=scale, output_dtype=BF16)
+    assert torch.equal(y, (exact * 2.0**-12).to(BF16))
+    with pytest.raises(OpError, match="dtype"):
+        ops.grouped_matmul(x, weight, group_list=group_list, output_dtype=torch.float64)
+    with pytest.raises(OpError, match="scale"):
+        ops.grouped_matmul(x, weight, group_list=group_list)
+    with pytest.raises(OpError, match="that of x"):
+        ops.grouped_matmul(x.half(), weight.half(), group_list=group_list, output_dtype=BF16)
 
 
 SCALES = {"scale": _spec(G, N, dtype=F32)}
