@@ -17,7 +17,8 @@ from tests.passes.forms import SORTED
 from tests.passes.handwritten import HIDDEN, TOKENS, HandwrittenMoe
 from tests.passes.styles import STYLES
 
-SORTED_STYLES = ("MegatronLegacyIndices", "MegablocksSort", "ArgsortOfArgsort")
+KINDS = {"P1": "sorted", "P2": "sorted", "P4": "loop", "P5": "loop", "P6": "gathered"}
+"""Class of pattern -> kind of layer; the others are of the kind ``other``."""
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Layer:
 
     Attributes:
         name: of the layer.
-        kind: ``sorted`` for what is compared change by change, or ``other``.
+        kind: ``sorted``, ``loop``, ``gathered`` or ``other``.
         gm: its dynamo graph.
         inputs: of the graph.
     """
@@ -65,7 +66,7 @@ def layers(dynamic: bool) -> list[Layer]:
     styles = [
         captured(
             s.name,
-            "sorted" if s.name in SORTED_STYLES else "other",
+            KINDS.get(s.pattern, "other"),
             s.build(),
             s.tokens(12),
             dynamic,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -23,11 +24,11 @@ from tests.passes.drift_layers import Layer, layers, results
 OF_SERVED, OF_OTHERS = 16, 3
 """Mutants of a layer that is rewritten as it is, and of one that is kept."""
 
-MAY_BE_KEPT = 0.45
-"""Share of the mutants of a layer that is rewritten as it is."""
+MAY_BE_KEPT = {"sorted": 0.45, "gathered": 0.45, "loop": 0.92}
+"""Kind of layer -> share of the mutants of layers that are rewritten as they are."""
 
-PLACES = 4
-"""Places at which one change is tried on each layer."""
+PLACES = {"sorted": 4, "gathered": 8, "loop": 8}
+"""Kind of layer -> places at which one change is tried on each."""
 
 ROUTERS = (
     "a router fails where the size of its weights is read, or where their sum is read elsewhere "
@@ -108,11 +109,11 @@ class Drift:
     """What became of many mutants.
 
     Attributes:
-        outcomes: of the mutants of layers that are rewritten as they are.
+        outcomes: kind of layer -> outcomes for the layers that are rewritten as they are.
         broken: mutants of any layer that the passes made fail or compute something else.
     """
 
-    outcomes: Counter[str] = field(default_factory=Counter)
+    outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
 
 
@@ -128,7 +129,7 @@ def drift(request: pytest.FixtureRequest) -> Drift:
                 drift.broken.append(f"{layer.name}: {what}: {type(error).__name__} {error}"[:400])
                 continue
             if reports is not None and served:
-                drift.outcomes[outcome(reports)] += 1
+                drift.outcomes.setdefault(layer.kind, Counter())[outcome(reports)] += 1
     return drift
 
 
@@ -137,61 +138,60 @@ def test_no_mutant_is_broken(drift: Drift) -> None:
     assert not drift.broken
 
 
-def test_most_mutants_are_rewritten(drift: Drift) -> None:
-    assert drift.outcomes.total() >= 200
-    share = drift.outcomes["rewritten"] / drift.outcomes.total()
-    assert share >= 1 - MAY_BE_KEPT, drift.outcomes
+@pytest.mark.parametrize("kind", MAY_BE_KEPT)
+def test_most_mutants_are_rewritten(kind: str, drift: Drift) -> None:
+    assert sum(outcomes.total() for outcomes in drift.outcomes.values()) >= 200
+    outcomes = drift.outcomes[kind]
+    assert outcomes["rewritten"] >= (1 - MAY_BE_KEPT[kind]) * outcomes.total(), outcomes
 
 
 @pytest.mark.xfail(
     strict=True, raises=AssertionError, reason="ids behind one more no-op leave no trace"
 )
 def test_no_mutant_is_passed_over_in_silence(drift: Drift) -> None:
-    assert drift.outcomes["silent"] == 0
+    assert not any(outcomes["silent"] for outcomes in drift.outcomes.values())
 
 
-NO_OP = "no-ops other than [:], casts, clone and contiguous hide what they pass on"
+NO_OP = "a no-op hides what it passes on"
 READER = "who reads only a size, or is never read, counts as a reader of the order of the rows"
+OPAQUE = ["view", "+ 0", "* 1", "dropout 0", "unsqueeze squeeze", "transpose transpose"]
 
-GAPS = {
-    "view": NO_OP,
-    "+ 0": NO_OP,
-    "* 1": NO_OP,
-    "dropout 0": NO_OP,
-    "unsqueeze squeeze": NO_OP,
-    "transpose transpose": NO_OP,
-    "reader": READER,
-    "returned size": READER,
+GAPS: dict[tuple[str, str], str] = {
+    **{(kind, change): NO_OP for kind in PLACES for change in OPAQUE},
+    ("gathered", "cast"): NO_OP,
+    **{("loop", change): NO_OP for change in ("[:]", "[...]", "contiguous", "clone", "cast")},
+    **{(kind, change): READER for kind in PLACES for change in ("reader", "returned size")},
 }
-"""Change -> why a layer in the sorted form may be kept after it."""
+"""(Kind, change) -> why a layer may be kept after it."""
 
 LEGITIMATE = {"returned detached": {"interior-user"}, "returned flat": {"interior-user"}}
-"""Change -> checks that it rightly fails: the order of an unstable sort is nobody else's."""
+"""Change -> checks that it rightly fails: an order that is the layer's own is not shown."""
 
 
 @pytest.fixture(scope="module")
-def sorted_layers() -> list[Layer]:
-    return [layer for layer in layers(False) if layer.kind == "sorted"]
+def served_layers() -> list[Layer]:
+    return [layer for layer in layers(False) if is_served(layer)]
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("kind", "change"),
     [
         pytest.param(
-            name,
-            marks=[pytest.mark.xfail(strict=True, raises=AssertionError, reason=GAPS[name])]
-            if name in GAPS
+            *case,
+            marks=[pytest.mark.xfail(strict=True, raises=AssertionError, reason=GAPS[case])]
+            if case in GAPS
             else [],
         )
-        for name in CHANGES
+        for case in itertools.product(PLACES, CHANGES)
     ],
 )
-def test_one_change_keeps_no_layer_in_the_sorted_form(
-    change: str, sorted_layers: list[Layer]
-) -> None:
+def test_one_change_keeps_no_layer(kind: str, change: str, served_layers: list[Layer]) -> None:
     outcomes: Counter[str] = Counter()
-    for number, layer in enumerate(sorted_layers):
-        for seed in range(number * PLACES, (number + 1) * PLACES):
+    places = PLACES[kind]
+    for number, layer in enumerate(served_layers):
+        if layer.kind != kind:
+            continue
+        for seed in range(number * places, (number + 1) * places):
             mutant = copy.deepcopy(layer.gm)
             where = CHANGES[change](random.Random(seed), mutant)
             if where is None:
@@ -204,12 +204,12 @@ def test_one_change_keeps_no_layer_in_the_sorted_form(
                 continue
             if reports is not None:
                 outcomes[outcome(reports)] += 1
-    assert outcomes.total() >= 2 * len(sorted_layers)
+    assert outcomes.total() >= 10
     assert set(outcomes) - LEGITIMATE.get(change, set()) == {"rewritten"}, outcomes
 
 
-def test_checkpointing_keeps_no_layer_in_the_sorted_form(sorted_layers: list[Layer]) -> None:
-    for layer in sorted_layers:
+def test_checkpointing_keeps_no_layer(served_layers: list[Layer]) -> None:
+    for layer in served_layers:
         reports = passed(layer, "checkpoint", checkpointed(layer.gm))
         assert reports is not None
-        assert outcome(reports) == "rewritten"
+        assert outcome(reports) == "rewritten", layer.name
