@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from moe_graph import ops
 from moe_graph.ops import OpError
+from tests.ops.comparing import kernel_and_reference
 
 SIZES = st.lists(st.sampled_from([0, 0, 1, 2, 5]), min_size=2, max_size=4)
 
@@ -104,3 +107,46 @@ def test_a_list_that_fits_the_other_reading_says_so(
     assert caught.value.argument == "group_list"
     assert ("group_list_type=" in str(caught.value)) == (hint is not None)
     assert hint is None or hint in str(caught.value)
+
+
+@settings(deadline=None, max_examples=30)
+@given(SIZES, st.integers(0, 2))
+def test_a_list_of_weights_along_the_inner_dim(sizes: list[int], spare: int) -> None:
+    x = _randn(sum(sizes) + spare, 4, seed=1).detach()
+    weights = [_randn(size, 3 + group, seed=2 + group).detach() for group, size in enumerate(sizes)]
+    inputs = [[x], weights, [], [], [], [], [], None]
+    attrs = {"split_item": 0, "group_type": 2, "transpose_x": True}
+    got, naive = kernel_and_reference("GroupedMatmul", inputs, attrs)
+    parts = x[: sum(sizes)].double().split(sizes)
+    for y, same, part, weight in zip(got, naive, parts, weights, strict=True):
+        assert y is not None
+        torch.testing.assert_close(y.double(), part.t() @ weight.double(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(y, same)
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        ({"split_item": 3}, "split_item"),
+        ({"transpose_x": False}, "transpose_x"),
+        ({"rows": 4}, "weight"),
+        ({"group_list": torch.tensor([2, 5])}, "group_list"),
+    ],
+)
+def test_bad_lists_along_the_inner_dim_are_named(change: dict[str, Any], argument: str) -> None:
+    x, weights = torch.zeros(change.get("rows", 5), 4), [torch.zeros(2, 3), torch.zeros(3, 3)]
+    with pytest.raises(OpError) as raised:
+        torch.ops.moe_graph.grouped_matmul(
+            [x],
+            weights,
+            [],
+            [],
+            [],
+            [],
+            [],
+            change.get("group_list"),
+            split_item=change.get("split_item", 0),
+            group_type=2,
+            transpose_x=change.get("transpose_x", True),
+        )
+    assert raised.value.argument == argument

@@ -6,6 +6,7 @@
 | 0 (rows)   | ``[M, K]``        | ``[G, K, N]`` or G of ``[K, N]``| 2, 3     | ``[M, N]``         |
 | 0 (rows)   | G of ``[M_i, K]`` | G of ``[K, N]``               | 2, 3       | ``[sum M_i, N]``   |
 | 2 (inner)  | ``[K, M]``, transposed | ``[K, N]``               | 2, 3       | ``[G, M, N]``      |
+| 2 (inner)  | ``[sum K_i, M]``, transposed | G of ``[K_i, N_i]`` | 0, 1      | G of ``[M, N_i]``  |
 
 ``group_list`` (int64 ``[G]``) holds the running sum (``group_list_type=0``) or the size (1) of the
 groups along the grouped axis; with ``group_list_type=2`` it is ``[G, 2]``, the index and the size

@@ -6,6 +6,8 @@ before the only rounding of a 16-bit product.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 
 from moe_graph.ops.defs.products.group_lists import COUNT, INNER, ROWS, group_ends
@@ -24,7 +26,7 @@ def compute(op: Call) -> Tensors:
     if kind(op) is not Kind.PLAIN:
         return compute_int8(op)
     if op.group_type == INNER:
-        return [_inner(op)]
+        return _inner_of_lists(op) if len(op.weight) > 1 else [_inner(op)]
     if op.group_type == ROWS:
         return [_rows(op)]
     products = [
@@ -79,6 +81,19 @@ def _inner(op: Call) -> torch.Tensor:
     return y
 
 
+def _inner_of_lists(op: Call) -> Tensors:
+    (x,) = op.x
+    ends = list(accumulate(weight.shape[0] for weight in op.weight))
+    products = [x.new_empty((x.shape[1], weight.shape[1])) for weight in op.weight]
+
+    def work(part: tuple[int, int, int]) -> None:
+        group, begin, end = part
+        torch.mm(x[begin:end].t(), op.weight[group], out=products[group])
+
+    run_parts(work, list(zip(range(len(ends)), [0, *ends], ends, strict=False)))
+    return list(products)
+
+
 def _product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> None:
@@ -127,6 +142,11 @@ def naive(op: Call) -> Tensors:
         return naive_int8(op)
     wide_x = [x.to(torch.float32) for x in op.x]
     weights = list(op.weight[0]) if op.weight[0].dim() == 3 else list(op.weight)
+    if op.group_type == INNER and len(weights) > 1:
+        sizes = [weight.shape[0] for weight in weights]
+        rows_of = torch.split(wide_x[0][: sum(sizes)], sizes)
+        products = [x.t() @ w.to(torch.float32) for x, w in zip(rows_of, weights, strict=True)]
+        return [product.to(op.x[0].dtype) for product in products]
     if op.group_type == INNER:
         x, weight = wide_x[0], weights[0].to(torch.float32)
         sizes = _sizes(op)

@@ -6,9 +6,10 @@ of quantised ones stands in `grouped_matmul_on_950.py`.
 
 from __future__ import annotations
 
+from moe_graph.config import Soc
 from moe_graph.ops.defs.products.group_lists import INNER, ROWS, SPARSE, UNGROUPED
 from moe_graph.ops.defs.products.grouped_matmul_dtypes import y_dtype
-from moe_graph.ops.dims import UNKNOWN, Dim, is_unknown
+from moe_graph.ops.dims import UNKNOWN, Dim, is_unknown, known_less
 from moe_graph.ops.opdef import Call, Specs, TensorSpec, show_shape
 
 X_RANKS = (2, 6)
@@ -66,14 +67,16 @@ def _rows(op: Call) -> Specs:
 
 
 def _inner(op: Call) -> Specs:
-    expect_split_item(op, (2, 3))
+    several = len(op.weight) > 1
+    expect_split_item(op, (0, 1) if several else (2, 3))
     expect_length(op, "x", 1)
-    expect_length(op, "weight", 1)
     for name, wanted in (("transpose_x", True), ("transpose_weight", False)):
         if getattr(op, name) is not wanted:
             raise op.error(name, got=not wanted, want=f"{wanted} for group_type 2")
     if op.bias:
         raise op.error("bias", got="a tensor", want="nothing for group_type 2")
+    if several:
+        return _inner_of_lists(op)
     if op.group_list is None:
         raise op.error("group_list", got="nothing", want="a tensor for group_type 2")
     groups = list_length(op)
@@ -81,6 +84,22 @@ def _inner(op: Call) -> Specs:
     weight_inner, columns = matrix(op, "weight", op.weight[0])
     op.expect_equal("weight", weight_inner, inner, "dim 0")
     return [TensorSpec((groups, rows, columns), y_dtype(op))]
+
+
+def _inner_of_lists(op: Call) -> Specs:
+    """Weights one below the other share the rows of x; what follows the last is not read."""
+    if op.group_list is not None and op.soc is not Soc.ASCEND950:
+        raise op.error("group_list", got="a tensor", want="nothing beside a list of weights")
+    inner, rows = matrix(op, "x", op.x[0])
+    total: Dim = 0
+    specs: Specs = []
+    for weight in op.weight:
+        part, columns = matrix(op, "weight", weight)
+        total = UNKNOWN if is_unknown(part) or is_unknown(total) else total + part
+        specs.append(TensorSpec((rows, columns), y_dtype(op)))
+    if known_less(inner, total):
+        raise op.error("weight", got=f"{total} rows in all", want=f"<= {inner}, those of x")
+    return specs
 
 
 def matrix(op: Call, argument: str, spec: TensorSpec) -> tuple[Dim, Dim]:
