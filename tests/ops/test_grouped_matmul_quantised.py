@@ -232,6 +232,71 @@ def test_shapes_of_float8_on_950_by_block_and_by_mx() -> None:
         infer((G, 2, 3), (M, 3), "float32")
 
 
+E8M0, FP4 = torch.float8_e8m0fnu, torch.float4_e2m1fn_x2
+
+
+def _mx(inner: int, columns: int, dtype: torch.dtype) -> list[Any]:
+    blocks = -(-inner // 64)
+    return _inputs(
+        x=_spec(M, inner, dtype=dtype),
+        weight=_spec(G, inner, columns, dtype=dtype),
+        scale=_spec(G, blocks, columns, 2, dtype=E8M0),
+        group_list=_spec(G, dtype=torch.int64),
+        per_token_scale=_spec(M, blocks, 2, dtype=E8M0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("inner", "columns", "argument"),
+    [(200, 16, ""), (201, 16, "x"), (2, 16, "x"), (64, 15, "weight")],
+)
+def test_mx_float4_comes_in_pairs(inner: int, columns: int, argument: str) -> None:
+    opdef = find("GroupedMatmul")
+    assert opdef is not None
+    attrs = opdef.bind_attrs(ROWS)
+    assert opdef.infer(_mx(inner, columns, FP8), attrs, Soc.ASCEND950)[0].shape == (M, columns)
+    if not argument:
+        opdef.infer(_mx(inner, columns, FP4), attrs, Soc.ASCEND950)
+        return
+    with pytest.raises(OpError) as caught:
+        opdef.infer(_mx(inner, columns, FP4), attrs, Soc.ASCEND950)
+    assert caught.value.argument == argument
+
+
+def test_mx_scales_are_checked_when_the_op_runs() -> None:
+    opdef = find("GroupedMatmul")
+    assert opdef is not None
+    inputs = _mx(200, 16, FP8)
+    inputs[3] = [_spec(G, 3, 16, 2, dtype=E8M0)]
+    attrs = opdef.bind_attrs(ROWS)
+    opdef.infer_shape(inputs, attrs, Soc.ASCEND950)
+    with pytest.raises(OpError, match="scale: got dim 1 3, want 4"):
+        opdef.infer(inputs, attrs, Soc.ASCEND950)
+
+
+@pytest.mark.parametrize(
+    ("inner", "groups", "argument"), [(512, 2, ""), (512, 4, "scale"), (18688, 73, "x")]
+)
+def test_int8_by_int4_has_scales_of_256_rows(inner: int, groups: int, argument: str) -> None:
+    opdef = find("GroupedMatmul")
+    assert opdef is not None
+    inputs = _inputs(
+        x=_spec(M, inner, dtype=I8),
+        weight=_spec(G, inner, N, dtype=I4),
+        bias=_spec(G, N, dtype=F32),
+        scale=_spec(G, groups, N, dtype=torch.uint64),
+        group_list=_spec(G, dtype=torch.int64),
+        per_token_scale=_spec(M, dtype=F32),
+    )
+    attrs = opdef.bind_attrs({**ROWS, "dtype": 1})
+    if not argument:
+        assert opdef.infer(inputs, attrs, Soc.A3) == [TensorSpec((M, N), BF16)]
+        return
+    with pytest.raises(OpError) as caught:
+        opdef.infer(inputs, attrs, Soc.A3)
+    assert caught.value.argument == argument
+
+
 def test_unknown_sizes_pass() -> None:
     inputs = [
         [((-1, -1), "int8")],

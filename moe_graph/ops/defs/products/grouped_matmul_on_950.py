@@ -15,7 +15,7 @@ the weight is quantised stand in `grouped_matmul_weights_on_950.py`.
 from __future__ import annotations
 
 from moe_graph.ops.defs.products.group_lists import INNER, ROWS, SPARSE
-from moe_graph.ops.defs.products.grouped_matmul_dtypes import Kind, is_given, y_dtype
+from moe_graph.ops.defs.products.grouped_matmul_dtypes import FP4, Kind, is_given, y_dtype
 from moe_graph.ops.defs.products.grouped_matmul_scales import (
     ANTIQUANT,
     INT32,
@@ -160,6 +160,8 @@ def check_mx(op: Call) -> None:
         return
     expect_given(op, "per_token_scale", Kind.FULL)
     rows, _, inner, columns = product_dims(op)
+    if op.x[0].dtype is FP4:
+        _check_pairs(op, inner, columns)
     if op.group_type == INNER:
         blocks = _plus(floordiv(inner, MX), groups)
         scale: tuple[Dim, ...] = (blocks, columns, 2)
@@ -170,3 +172,12 @@ def check_mx(op: Call) -> None:
         scale, per_token = (groups, *middle, 2), (rows, blocks, 2)
     expect_shape(op, "scale", op.scale[0], scale)
     expect_shape(op, "per_token_scale", op.per_token_scale, per_token)
+
+
+def _check_pairs(op: Call, inner: Dim, columns: Dim) -> None:
+    """Two float4 share a byte along the last dim of x and of weight."""
+    if isinstance(inner, int) and not is_unknown(inner) and (inner % 2 or inner == 2):
+        raise op.error("x", got=f"K = {inner}", want="an even number above 2 for float4")
+    odd = isinstance(columns, int) and not is_unknown(columns) and columns % 2
+    if odd and not op.transpose_weight:
+        raise op.error("weight", got=f"N = {columns}", want="an even number for float4")

@@ -21,10 +21,11 @@ from moe_graph.ops.defs.products.grouped_matmul_shapes import (
     expect_shape,
     inner_and_columns,
 )
-from moe_graph.ops.dims import Dim, is_unknown
+from moe_graph.ops.dims import Dim, is_unknown, known_less
 from moe_graph.ops.opdef import Call, TensorSpec, show_shape
 
 INT32 = 2  # attribute dtype
+MAX_A8W4_INNER = 18432
 QUANT = ("scale", "offset", "per_token_scale")
 ANTIQUANT = ("antiquant_scale", "antiquant_offset")
 
@@ -174,3 +175,5 @@ def _check_running_a8w4(op: Call) -> None:
     expect_shape(op, "scale", scale, (op.weight[0].shape[0], scale.shape[1], columns))
     size = group_size(op, "scale", inner, scale.shape[1])
     op.expect_equal("scale", size, 256, "rows of a group")
+    if known_less(MAX_A8W4_INNER, inner):
+        raise op.error("x", got=f"K = {inner}", want=f"<= {MAX_A8W4_INNER}", limit=True)
