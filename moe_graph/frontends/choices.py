@@ -171,7 +171,8 @@ class Choices:
         )
 
     def _reads(self, node: ast.expr) -> tuple[tuple[str, Value], ...]:
-        return tuple((name, self.name(name)) for name in sorted(_names(node)))
+        names = _names(node) & self.reading.locals
+        return tuple((name, self.name(name)) for name in sorted(names))
 
     def _unpack(self, targets: list[ast.expr], node: ast.expr) -> None:
         names = [target for target in targets if isinstance(target, ast.Name)]

@@ -13,7 +13,18 @@ from moe_graph.frontends.purity import MISSING
 from moe_graph.frontends.refusal import Refusal
 from moe_graph.frontends.spelling import spelled
 from moe_graph.frontends.turn_values import TurnValues
-from moe_graph.frontends.values import Count, Counts, Cursor, Expert, Hits, Key, Mask, OneOf, Value
+from moe_graph.frontends.values import (
+    Count,
+    Counts,
+    Cursor,
+    Expert,
+    Hits,
+    Key,
+    Mask,
+    Named,
+    OneOf,
+    Value,
+)
 
 
 def is_over_experts(node: ast.For, choices: Choices) -> bool:
@@ -27,6 +38,19 @@ def key_of_loop(node: ast.For, choices: Choices) -> Key | None:
     if isinstance(over, Hits):
         return over.counts.key
     return over.key if isinstance(over, Counts) else None
+
+
+def runs_over_unknown_hits(node: ast.For, choices: Choices) -> bool:
+    """Whether a loop looks up the tokens of each element of something that is not known."""
+    if not _name(node.target) or not isinstance(_listed(node, choices), Named):
+        return False
+    for part in (part for statement in node.body for part in ast.walk(statement)):
+        call = spelled(part, choices.reading) if isinstance(part, ast.Call) else None
+        if call is not None and call.name in ("where", "nonzero") and len(call.args) == 1:
+            names = {name.id for name in ast.walk(call.args[0]) if _name(name)}
+            if node.target.id in names:
+                return True
+    return False
 
 
 def may_ask_for_tokens(node: ast.For, choices: Choices, names: dict[str, Value]) -> bool:

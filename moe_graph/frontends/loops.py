@@ -32,6 +32,7 @@ from moe_graph.frontends.experts import (
     key_of_loop,
     may_ask_for_tokens,
     number_of_experts,
+    runs_over_unknown_hits,
     splits,
     targets_of,
 )
@@ -124,6 +125,10 @@ class _Block:
             unknown = f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}"
             want = "a loop over the experts with tokens, or over their counts by enumerate"
             self._lifted.refused.append((node, Refusal("loop", node, unknown, want)))
+        if names is None and runs_over_unknown_hits(node, choices):
+            unknown = f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}"
+            want = "experts that are known to be those with tokens: nonzero() of a mask's sums"
+            self._lifted.refused.append((node, Refusal("hits", node, unknown, want)))
         if names is None or not (over_experts or may_ask_for_tokens(node, choices, names)):
             return [node]
         turn = Turn(choices, node.body, names, key_of_loop(node, choices))

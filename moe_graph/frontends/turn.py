@@ -163,6 +163,7 @@ class Turn:
             raise self._refused("state", node, f"a write to {ast.unparse(target)}")
 
     def _store(self, node: ast.stmt, target: ast.Subscript) -> None:
+        self.values.write(node, target)
         parts = [self.values.of_this_loop(self.values.value(part)) for part in index_parts(target)]
         base = self.values.value(target.value)
         nothing = any(isinstance(part, Rows | Selection) for part in parts)
@@ -225,6 +226,7 @@ class Turn:
         test = self.values.truth(node.test)
         before = dict(self.values.names)
         other = not isinstance(test, Truth)
+        self.values.tests += not other
         self.values.conditional += other
         body = self._block(node.body)
         after_body, self.values.names = self.values.names, dict(before)
@@ -233,7 +235,6 @@ class Turn:
         after_else = self.values.names
         body_ends, else_ends = _ends(node.body), _ends(node.orelse)
         if isinstance(test, Truth):
-            self.values.tests += 1
             if test.when_empty:
                 ends, empty, tokens, lifted = body_ends, after_body, after_else, orelse
             else:

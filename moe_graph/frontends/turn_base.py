@@ -71,7 +71,7 @@ class TurnBase:
         if name in self.bound:
             before = self._choices.name(name)
             self.carried.add(name)
-            if before == Static(0) or _is_zero(before):
+            if _is_zero(before):
                 return Cursor(("start", name), end=False)
             return Same(name)
         return self._choices.name(name)

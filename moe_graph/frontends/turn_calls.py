@@ -153,6 +153,8 @@ class Calls(Tests):
         if place is None:
             if in_place and values and (isinstance(values[0], Fresh) or _rows(values[0])):
                 return values[0]
+            if in_place:
+                raise _every_turn(node, call)
             return None
         index = values[place] if place < len(values) else self._keyword_value(call, "index")
         index = self.of_this_loop(index)
@@ -162,12 +164,7 @@ class Calls(Tests):
         nothing = _rows(index) or isinstance(index, Selection)
         base = values[0] if values else Value()
         if in_place and not nothing and not isinstance(base, Fresh) and not _rows(base):
-            raise Refusal(
-                "write",
-                node,
-                f"a write to {ast.unparse(call.args[0])} in every turn",
-                "writes to what this expert's tokens select",
-            )
+            raise _every_turn(node, call)
         if in_place:
             self.write(node, call.args[0])
         if nothing and isinstance(call.args[0], ast.Name):
@@ -237,6 +234,12 @@ class Calls(Tests):
         if call.name in _ROW_BY_ROW:
             return Rows(rows.key, leading=rows.leading, fresh=True)
         return Rows(rows.key) if call.name in _ROWS_KEEP else Value()
+
+
+def _every_turn(node: ast.Call, call: Call) -> Refusal:
+    written = ast.unparse(call.args[0])
+    want = "writes to what this expert's tokens select"
+    return Refusal("write", node, f"a write to {written} in every turn", want)
 
 
 def _rows(value: Value) -> bool:

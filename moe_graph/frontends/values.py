@@ -14,7 +14,7 @@ from typing import Any
 Key = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Value:
     """Nothing is known."""
 
