@@ -48,7 +48,7 @@ def question_of(file: str, case: Any) -> Question:
     """
     adapter = _BY_FILE.get(file) or _BY_KIND.get(file.split("_")[0])
     if adapter is None:
-        raise NotAsked("no adapter reads this kind of case")
+        raise NotAsked(f"{case.get('op', file)} is about no op of this project")
     try:
         return adapter(case)
     except KeyError as missing:
