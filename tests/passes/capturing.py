@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from moe_graph.config import Config
+from moe_graph.float_inputs import make_constant
+from moe_graph.frontends import capture as frontends_capture
 from moe_graph.passes import rewrite_moe_layers
 from moe_graph.report import LayerReport
 
@@ -44,11 +46,26 @@ class Capture:
 
     def backend(self, gm: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
         """Rewrite a graph and run it as it is, with eager autograd."""
+        make_constant(gm)
         self.before.append([node.format_node() or node.name for node in gm.graph.nodes])
         self.layers += rewrite_moe_layers(gm, self.config)
         self.after.append([node.format_node() or node.name for node in gm.graph.nodes])
         self.modules.append(gm)
         return gm.forward
+
+
+class Served:
+    """A backend for which frontends may change what is traced."""
+
+    moe_graph_frontends = True
+
+    def __init__(self, backend: Callable[..., Any]) -> None:
+        self.backend = backend
+        frontends_capture.install()
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        frontends_capture.note_captured(gm)
+        return self.backend(gm, inputs)
 
 
 def name_of(node: torch.fx.Node) -> str:
@@ -63,13 +80,16 @@ def compile_rewritten(
     dynamic: bool | None = None,
     fullgraph: bool = True,
     config: Config | None = None,
+    frontends: bool = False,
 ) -> tuple[Callable[..., Any], Capture]:
-    """Return `function` compiled with the passes and nothing else, and what they did."""
+    """Return `function` compiled with the passes and nothing else, and what they did.
+
+    With `frontends` dynamo traces what it traces for the backend of moe_graph.
+    """
     torch._dynamo.reset()
     capture = Capture(config=config or Config())
-    compiled = torch.compile(
-        function, backend=capture.backend, fullgraph=fullgraph, dynamic=dynamic
-    )
+    backend = Served(capture.backend) if frontends else capture.backend
+    compiled = torch.compile(function, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
     return compiled, capture
 
 
