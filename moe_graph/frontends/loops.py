@@ -94,7 +94,8 @@ class _Block:
                 if isinstance(part, ast.NamedExpr):
                     choices.forget(part.target.id)
                 elif isinstance(part, ast.Call):
-                    _note_write(part, choices, discarded=part is getattr(node, "value", None))
+                    discarded = isinstance(node, ast.Expr) and part is node.value
+                    _note_write(part, choices, discarded)
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 choices.bind(target, node.value)
