@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from moe_graph.passes import meta
-from moe_graph.passes.canonical import Call
+from moe_graph.passes.canonical import Call, is_complete
 from moe_graph.passes.facts import Root
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.router_groups import Groups, read_groups
@@ -86,6 +86,8 @@ def read_selection(values: Values, root: Root) -> Selection | Miss:
 
 def _chooses(made: Call, choice: Call) -> bool:
     """Tell whether `made` are the indices that `choice` makes along the last dimension."""
+    if not is_complete(choice):
+        return False
     if made.op == "result":
         op = "topk" if choice.op == "topk" else "max"
         fits = choice.op == op and made["index"] == 1

@@ -141,7 +141,9 @@ class Values:
         return call
 
     def _is_plain(self, call: Call, detached: bool) -> bool:
-        if call.op not in ("cast", "reshape", "detach") or not meta.is_tensor(call.get("input")):
+        if call.op not in ("cast", "reshape", "detach"):
+            return False
+        if not (meta.is_tensor(call.node) and meta.is_tensor(call.get("input"))):
             return False
         if call.op == "detach":
             return detached

@@ -23,7 +23,7 @@ from torch.fx import Node
 
 from moe_graph.ops.defs.gating.norms import SOFTMAX
 from moe_graph.passes import meta
-from moe_graph.passes.canonical import Call
+from moe_graph.passes.canonical import Call, is_complete
 from moe_graph.passes.router_scores import FLOATS
 from moe_graph.passes.router_selection import Selection
 from moe_graph.passes.router_values import FULL, Values, argument, is_last_dim, number
@@ -107,6 +107,8 @@ def _gathers(values: Values, selection: Selection) -> Iterator[Weights]:
 
 def _gathers_at(values: Values, call: Call, index: Node) -> bool:
     """Tell whether a call reads a matrix at the ids of each row."""
+    if not is_complete(call):
+        return False
     if call.op == "gather":
         return call["index"] is index and is_last_dim(call["dim"], call["input"])
     if call.op != "index" or len(call["indices"]) != 2 or call["indices"][1] is not index:
@@ -152,6 +154,8 @@ def _next_step(values: Values, selection: Selection, weights: Weights) -> Weight
     users = sorted({u for alias in aliases for u in alias.users}, key=values.position)
     for user in users:
         call = values.call(user)
+        if not meta.is_tensor(user) or not call.known or not is_complete(call):
+            continue
         operands = [name for name in ("input", "other") if meta.is_tensor(call.get(name))]
         if not any(values.made(call[name], user) is weights.call for name in operands):
             continue

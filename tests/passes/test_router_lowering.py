@@ -385,6 +385,34 @@ def test_ids_that_are_written_after_the_layer_stay_those_of_the_source() -> None
     assert [reason.check for reason in capture.layers[0].router_reasons] == ["router-ids"]
 
 
+@pytest.mark.parametrize("name", ["renormalised", "sigmoid-bias", "deepseek-v3"])
+def test_readers_of_sizes_keep_no_router(name: str) -> None:
+    module = RoutedMoe(LOWERED[name][1])
+    found: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        """Let something read the size of every tensor of the router."""
+        sizes = []
+        for node in list(gm.graph.nodes):
+            if node.name.startswith("sort"):
+                break
+            value = node.meta.get("example_value")
+            if node.op.startswith("call") and isinstance(value, Tensor):
+                with gm.graph.inserting_after(node):
+                    size = gm.graph.call_method("size", (node, 0))
+                size.meta["example_value"] = value.shape[0]
+                sizes.append(size)
+        output = gm.graph.output_node()
+        output.args = ((*output.args[0], *sizes),)
+        found.extend(rewrite_moe_layers(gm, Config()))
+        return gm.forward
+
+    args = inputs()
+    compiled = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(*args), module(*args), rtol=1e-5, atol=1e-5)
+    assert found[0].router_op.startswith("MoeGatingTopK")
+
+
 def test_detached_scores_get_no_gradient_by_way_of_the_op() -> None:
     def router(m: RoutedMoe, logits: Tensor) -> tuple[Tensor, Tensor]:
         weights, ids = logits.softmax(-1).detach().topk(TOP_K)
