@@ -24,8 +24,8 @@ from moe_graph.ops.npu_forms import FORMS
 aten = torch.ops.aten
 npu = torch.ops.npu
 
-# The converter refuses every call; every gated MLP needs it to train.
-_FROM_PYTORCH = (aten.silu_backward,)
+# Their converters refuse every call. Gated MLPs, state-space layers and softplus routers need them.
+_FROM_PYTORCH = (aten.silu_backward, aten.softplus, aten.softplus_backward)
 
 
 def _cast_backward(grad: Tensor, dtype: torch.dtype) -> Tensor:
@@ -75,6 +75,75 @@ def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
     shape = [1] * x.dim()
     shape[dim] = -1
     return x.scatter(dim, index.view(shape).expand_as(source), source)
+
+
+def _index_put(
+    x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Any:
+    """Write, or add, `values` at an index: the gradient of ``x[index]`` adds so.
+
+    Its converter refuses every call. The indexed dimensions are moved to the front and become one,
+    along which a scatter writes.
+    """
+    used = [dim for dim, index in enumerate(indices) if index is not None]
+    tensors = [index for index in indices if index is not None]
+    if not used or any(index.dtype in (torch.bool, torch.uint8) for index in tensors):
+        return NotImplemented
+    kept = [dim for dim in range(x.dim()) if dim not in used]
+    order = [*used, *kept]
+    tensors = list(torch.broadcast_tensors(*tensors))
+    place = torch.zeros_like(tensors[0], dtype=torch.int64)
+    for dim, index in zip(used, tensors, strict=True):
+        place = place * x.shape[dim] + torch.where(index < 0, index + x.shape[dim], index)
+
+    sizes = [x.shape[dim] for dim in kept]
+    # Adjacent indices leave their dimensions where they were; others put them in front.
+    adjacent = used == list(range(used[0], used[0] + len(used)))
+    before = used[0] if adjacent else 0
+    written = values.expand([*sizes[:before], *place.shape, *sizes[before:]])
+    index_dims = list(range(before, before + place.dim()))
+    written = written.permute(
+        [*index_dims, *(dim for dim in range(written.dim()) if dim not in index_dims)]
+    ).reshape([place.numel(), *sizes])
+
+    flat = x.permute(order).reshape([-1, *sizes])
+    rows = place.reshape([-1, *([1] * len(sizes))]).expand(written.shape)
+    written = written.to(x.dtype)
+    flat = flat.scatter_add(0, rows, written) if accumulate else flat.scatter(0, rows, written)
+    back = sorted(range(x.dim()), key=order.__getitem__)
+    return flat.reshape([x.shape[dim] for dim in order]).permute(back)
+
+
+def _scatter_bools(x: Tensor, dim: int, index: Tensor, source: Any) -> Any:
+    """Write into a mask, as sparse attention does: ScatterElements has every dtype but bool."""
+    if x.dtype is not torch.bool:
+        return NotImplemented
+    if isinstance(source, Tensor):
+        source = source.to(torch.int8)
+    return x.to(torch.int8).scatter(dim, index, source).to(torch.bool)
+
+
+def _eye(n: int, m: int | None = None, **options: Any) -> Tensor:
+    """Identity matrix: chunked linear attention inverts with one. Its converter refuses calls."""
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    device = options.get("device")
+    rows = torch.arange(n, device=device)
+    columns = torch.arange(n if m is None else m, device=device)
+    return (rows.unsqueeze(1) == columns).to(dtype)
+
+
+def _polar(absolute: Tensor, angle: Tensor) -> Tensor:
+    """Complex numbers of polar coordinates: complex rotary embeddings start so; no converter."""
+    parts = torch.stack([absolute * angle.cos(), absolute * angle.sin()], -1)
+    return torch.view_as_complex(parts)
+
+
+def _conj(x: Tensor) -> Tensor:
+    """Conjugate, which the gradient of a complex product takes lazily; no converter."""
+    if not x.is_complex():
+        return x
+    real, imaginary = torch.view_as_real(x).unbind(-1)
+    return torch.view_as_complex(torch.stack([real, -imaginary], -1))
 
 
 def _matmul_backward(
@@ -143,6 +212,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten._safe_softmax.default: _safe_softmax,
         aten.repeat_interleave.self_int: _repeat_interleave,
         aten.index_copy.default: _index_copy,
+        aten.index_put.default: _index_put,
+        aten.scatter.value: _scatter_bools,
+        aten.scatter.src: _scatter_bools,
+        aten.eye.default: _eye,
+        aten.eye.m: _eye,
+        aten.polar.default: _polar,
+        aten._conj.default: _conj,
         aten.matmul_backward.default: _matmul_backward,
         aten.slice_backward.default: _slice_backward,
         aten.select_backward.default: _select_backward,

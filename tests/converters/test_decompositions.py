@@ -114,6 +114,76 @@ def test_index_copy(dim: int) -> None:
     torch.testing.assert_close(got, x.index_copy(dim, index, source))
 
 
+_INDEXED = {
+    "first": (0,),
+    "middle": (None, 1),
+    "adjacent": (None, 1, 2),
+    "apart": (0, None, 2),
+    "apart from the second": (None, 1, None, 3),
+    "all": (0, 1, 2, 3),
+}
+
+
+@pytest.mark.parametrize("dims", _INDEXED.values(), ids=_INDEXED)
+@pytest.mark.parametrize("values", ["whole", "row", "number"])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_index_put(dims: tuple[int | None, ...], values: str, accumulate: bool) -> None:
+    x = randn(7, 8, 9, 10)
+    # Rows of an index differ where one may be written only once; negative ones count from the end.
+    places = torch.tensor([[5, -7], [0, 3]])
+    if accumulate:
+        places = torch.tensor([[5, -7], [5, 3]])
+    index = [None if dim is None else places for dim in dims]
+    shape = x[tuple(slice(None) if each is None else each for each in index)].shape
+    source = {"whole": randn(*shape), "row": randn(shape[-1]), "number": randn(1)[0]}[values]
+    got = decomposition(aten.index_put.default)(x, index, source, accumulate)
+    torch.testing.assert_close(got, aten.index_put(x, index, source, accumulate))
+
+
+@pytest.mark.parametrize("index", [[torch.tensor([True, False, True])], [None]])
+def test_index_put_leaves_masks_to_torchair(index: list[Tensor | None]) -> None:
+    put = decomposition(aten.index_put.default)
+    assert put(randn(3, 2), index, randn(1)) is NotImplemented
+
+
+@pytest.mark.parametrize("source", [True, torch.tensor([[False, True], [True, True]])])
+def test_scatter_of_bools(source: bool | Tensor) -> None:
+    x, index = torch.tensor([[True, False, True], [False, False, True]]), torch.tensor([[0, 1]] * 2)
+    op = aten.scatter.src if isinstance(source, Tensor) else aten.scatter.value
+    got = decomposition(op)(x, 1, index, source)
+    torch.testing.assert_close(got, x.scatter(1, index, source))
+    assert decomposition(op)(x.float(), 1, index, source) is NotImplemented
+
+
+@pytest.mark.parametrize("columns", [None, 3, 7])
+@pytest.mark.parametrize("dtype", [None, torch.bool, torch.int64])
+def test_eye(columns: int | None, dtype: torch.dtype | None) -> None:
+    sizes = (5,) if columns is None else (5, columns)
+    op = aten.eye.default if columns is None else aten.eye.m
+    torch.testing.assert_close(decomposition(op)(*sizes, dtype=dtype), op(*sizes, dtype=dtype))
+
+
+def test_polar_and_conjugate() -> None:
+    absolute, angle = randn(3, 4).abs(), randn(3, 4) * 5
+    got = decomposition(aten.polar.default)(absolute, angle)
+    torch.testing.assert_close(got, torch.polar(absolute, angle))
+    conjugate = decomposition(aten._conj.default)
+    torch.testing.assert_close(conjugate(got), got.conj().resolve_conj())
+    assert conjugate(angle) is angle
+
+
+@pytest.mark.parametrize(("beta", "threshold"), [(1, 20), (2.0, 1.5)])
+def test_softplus_with_its_gradient(beta: float, threshold: float) -> None:
+    x = torch.tensor([-800.0, -3.0, 0.0, 0.7, 0.8, 25.0, 800.0]).double().requires_grad_()
+    y = functional.softplus(x, beta, threshold)
+    grad = torch.randn_like(y)
+    (want,) = torch.autograd.grad(y, x, grad)
+    with torch.no_grad():
+        torch.testing.assert_close(decomposition(aten.softplus.default)(x, beta, threshold), y)
+    backward = decomposition(aten.softplus_backward.default)
+    torch.testing.assert_close(backward(grad, x, beta, threshold), want)
+
+
 def test_silu_backward() -> None:
     x = randn(4, 5).requires_grad_()
     y = functional.silu(x)
@@ -135,8 +205,28 @@ def rotated(x: Tensor, w: Tensor) -> Tensor:
     return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) @ w
 
 
+def indexed(x: Tensor, w: Tensor) -> Tensor:
+    rows = torch.tensor([[0, 3], [-1, 0]], device=x.device)
+    return (x @ w)[:, rows, rows.T]
+
+
+def softplus(x: Tensor, w: Tensor) -> Tensor:
+    return functional.softplus(x @ w)
+
+
+def complex_rotary(x: Tensor, w: Tensor) -> Tensor:
+    angle = torch.arange(x.shape[1] * 3, device=x.device).view(-1, 3).float()
+    turn = torch.polar(torch.ones_like(angle), angle)
+    pairs = torch.view_as_complex((x @ w).unflatten(-1, (3, 2)))
+    return torch.view_as_real(pairs * turn).flatten(-2)
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("function", [gated, rotated], ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "function",
+    [gated, rotated, indexed, softplus, complex_rotary],
+    ids=lambda function: function.__name__,
+)
 def test_gradients_through_the_graph_engine(function: Any, dynamic: bool) -> None:
     torch._dynamo.reset()
     backend = moe_graph.npu_backend()
@@ -160,8 +250,19 @@ def test_gradients_through_the_graph_engine(function: Any, dynamic: bool) -> Non
         (lambda x, i, v: x.repeat_interleave(3, 1), True),
         (lambda x, i, v: aten._safe_softmax(x.masked_fill(x > -9, -math.inf), -1), True),
         (lambda x, i, v: aten._safe_softmax(x, -1), False),
+        (lambda x, i, v: x.index_put((i,), v), True),
+        (lambda x, i, v: (x > 0).scatter(0, i.expand(4, 2).T, True), True),
+        (lambda x, i, v: torch.eye(x.shape[0], device=x.device) @ x, True),
     ],
-    ids=["index_copy", "repeat_interleave", "all masked", "safe_softmax"],
+    ids=[
+        "index_copy",
+        "repeat_interleave",
+        "all masked",
+        "safe_softmax",
+        "index_put",
+        "scatter of bools",
+        "eye",
+    ],
 )
 def test_results_through_the_graph_engine(function: Any, exact: bool, dynamic: bool) -> None:
     torch._dynamo.reset()
