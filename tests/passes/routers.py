@@ -36,7 +36,7 @@ class RoutedMoe(nn.Module):
         order = torch.sort(slots, stable=True)[1]
         counts = torch.zeros(len(self.w1), dtype=torch.long, device=x.device)
         ends = counts.scatter_add(0, slots, torch.ones_like(slots)).cumsum(0).to(torch.int32)
-        rows = functional.gelu(grouped_mm(x[order // top_k], self.w1, offs=ends))
+        rows = functional.silu(grouped_mm(x[order // top_k], self.w1, offs=ends))
         rows = grouped_mm(rows, self.w2, offs=ends)
         combined = rows[torch.argsort(order)].view(*ids.shape, HIDDEN) * weights.unsqueeze(-1)
         return combined.sum(-2)
