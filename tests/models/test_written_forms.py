@@ -15,9 +15,6 @@ from tests.passes.forms import OTHERS, SORTED
 from tests.passes.handwritten import HIDDEN, TOKENS, HandwrittenMoe
 
 GAPS = {
-    "RoutingMap": "P3: a routing map is not read as a permutation",
-    "MaskedSelect": "P3: a routing map is not read as a permutation",
-    "LoopOverSlots": "P4: the layer keeps the reshape of the weights of the slots",
     "SplitRows": "P5: host split lists are not read",
     "GatheredEinsum": "P6: the body keeps the shape [T, K, I], at the price of two Reshape",
 }

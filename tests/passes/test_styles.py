@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import moe_graph
 from tests.passes.capturing import Capture, compile_rewritten, result_and_gradients
 from tests.passes.styles import STYLES, Style
+from tests.passes.styles.gaps import GAPS
 from tests.passes.styles.parts import EXPERTS, IDLE
 
 ROUTING_OPS = {
@@ -42,46 +43,6 @@ ROUTING_OPS = {
 }
 TOKENS = 12
 COUNTS = (7, 3, 33, 64, 2)
-
-_P2 = "P2: rows added onto the shared expert's output are kept (combine-base)"
-_P3 = "P3: a routing map is not read as a permutation"
-_P4_REPEAT = "P4: copies of tokens by view and repeat are not read as rows of tokens"
-_P4_GATES = "P4: gates [T, E] at the tokens and the column of an expert are not read as its weights"
-_P5 = "P5: host split lists are not read"
-_P7 = "P7: nothing is proved, or said, of dense experts"
-_P8 = "P8: one-hot dispatch with capacity is not read"
-_P9 = "P9: slots by running counts are not read"
-_P10 = "P10: dropping by probability is not read"
-_P11 = "P11: nothing is said of expert choice"
-
-GAPS: dict[str, str] = {
-    "TorchtitanScoreBefore": _P2,
-    "TorchtitanScoreAfter": _P2,
-    "MegatronRoutingMap": _P3,
-    "MegatronMaskedSelect": _P3,
-    "MegatronSequentialExperts": _P3,
-    "MegatronDropAndPad": _P10,
-    "VllmTorchMoe": _P4_REPEAT,
-    "MakeMoe": _P4_GATES,
-    "MakeMoeWithoutIf": _P4_GATES,
-    "TorchtitanLoop": _P5,
-    "DeepseekMoeInference": _P5,
-    "DeepseekV2Inference": _P5,
-    "SparseDispatcher": _P5,
-    "GraniteSplits": _P5,
-    "Llama4Dense": _P7,
-    "DenseEinsum": _P7,
-    "DenseEinsumSmallGates": _P7,
-    "VllmIterative": _P7,
-    "GShardEinsum": _P8,
-    "NanoMoe": _P8,
-    "LucidrainsTop2": _P8,
-    "TutelCumsum": _P9,
-    "MegablocksBinned": _P9,
-    "VllmAlignBlock": _P9,
-    "ExpertChoice": _P11,
-}
-"""Style -> why it is not served as it is to be."""
 
 DYNAMIC_GAPS: dict[str, str] = {}
 """Style -> why it is served for one number of tokens only."""

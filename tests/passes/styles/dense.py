@@ -50,7 +50,7 @@ class DenseEinsum(WithStack):
 
     def forward(self, x: Tensor) -> Tensor:
         weights, ids = self.route(x)
-        gates = torch.zeros(x.shape[0], EXPERTS).scatter(1, ids, weights)
+        gates = torch.zeros(x.shape[0], EXPERTS, device=x.device).scatter(1, ids, weights)
         hidden = functional.silu(torch.einsum("td,eid->tei", x, self.w1))
         hidden = hidden * torch.einsum("td,eid->tei", x, self.w3)
         y = torch.einsum("tei,edi->ted", hidden, self.w2)

@@ -67,7 +67,7 @@ class VllmTorchMoe(WithStack):
     def forward(self, x: Tensor) -> Tensor:
         weights, ids = self.route(x)
         copies = x.view(x.shape[0], -1, HIDDEN).repeat(1, TOP_K, 1).reshape(-1, HIDDEN)
-        out = torch.zeros(x.shape[0] * TOP_K, HIDDEN, dtype=x.dtype)
+        out = torch.zeros(x.shape[0] * TOP_K, HIDDEN, dtype=x.dtype, device=x.device)
         flat = ids.view(-1)
         for i in range(EXPERTS):
             mask = flat == i

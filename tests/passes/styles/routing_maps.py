@@ -34,7 +34,7 @@ class MegatronRoutingMap(WithStack):
         rows = x.index_select(0, token)
         row_weights = probabilities.T.contiguous().view(-1)[flat]
         y = self.grouped(rows, counts) * row_weights.unsqueeze(-1)
-        out = torch.zeros(x.shape, dtype=y.dtype)
+        out = torch.zeros(x.shape, dtype=y.dtype, device=x.device)
         return out.scatter_add(0, token.unsqueeze(1).expand(-1, HIDDEN), y)
 
 
@@ -62,11 +62,11 @@ def by_masked_select(x: Tensor, logits: Tensor, run: Callable[[Tensor, Tensor], 
     probabilities, chosen = maps(logits, weights, ids)
     counts = chosen.sum(dim=0)
     chosen = chosen.T.contiguous()
-    numbers = torch.arange(x.shape[0]).unsqueeze(0).expand(EXPERTS, -1)
+    numbers = torch.arange(x.shape[0], device=x.device).unsqueeze(0).expand(EXPERTS, -1)
     token = numbers.masked_select(chosen)
     row_weights = probabilities.T.contiguous().masked_select(chosen)
     y = run(x.index_select(0, token), counts) * row_weights.unsqueeze(-1)
-    out = torch.zeros(x.shape, dtype=y.dtype)
+    out = torch.zeros(x.shape, dtype=y.dtype, device=x.device)
     out.scatter_add_(0, token.unsqueeze(1).expand(-1, HIDDEN), y)
     return out
 
@@ -84,10 +84,10 @@ class MegatronDropAndPad(WithStack):
         probabilities = gates * chosen
         by_expert = chosen.to(torch.int8).T.contiguous()
         token = by_expert.argsort(dim=-1, descending=True, stable=True)[:, :capacity].contiguous()
-        flat = (torch.arange(EXPERTS).unsqueeze(-1) * tokens + token).view(-1)
+        flat = (torch.arange(EXPERTS, device=x.device).unsqueeze(-1) * tokens + token).view(-1)
         row_weights = probabilities.T.contiguous().view(-1).index_select(0, flat)
         token = token.view(-1)
         y = self.batched(x.index_select(0, token).view(EXPERTS, capacity, HIDDEN))
         y = y.view(-1, HIDDEN) * row_weights.unsqueeze(-1)
-        out = torch.zeros(x.shape, dtype=y.dtype)
+        out = torch.zeros(x.shape, dtype=y.dtype, device=x.device)
         return out.scatter_add(0, token.unsqueeze(1).expand(-1, HIDDEN), y)

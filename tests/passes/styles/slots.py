@@ -18,12 +18,12 @@ class TutelCumsum(WithStack):
         weights, ids = self.route(x)
         capacity = capacity_of(x.shape[0], TOP_K)
         dump = EXPERTS * capacity
-        buffer = torch.zeros(dump + 1, HIDDEN, dtype=x.dtype)
+        buffer = torch.zeros(dump + 1, HIDDEN, dtype=x.dtype, device=x.device)
         filled: Tensor | None = None
         slots, kept = [], []
         for k in range(TOP_K):
             chosen = ids[:, k]
-            mask = torch.zeros(x.shape[0], EXPERTS, dtype=torch.long)
+            mask = torch.zeros(x.shape[0], EXPERTS, dtype=torch.long, device=x.device)
             mask = mask.scatter(1, chosen.unsqueeze(1), 1)
             places = torch.cumsum(mask, dim=0) - 1
             if filled is not None:
@@ -36,7 +36,7 @@ class TutelCumsum(WithStack):
             slots.append(slot)
             kept.append(fits)
         y = self.batched(buffer[:dump].view(EXPERTS, capacity, HIDDEN)).view(-1, HIDDEN)
-        y = torch.cat([y, torch.zeros(1, HIDDEN, dtype=y.dtype)])
+        y = torch.cat([y, torch.zeros(1, HIDDEN, dtype=y.dtype, device=x.device)])
         out = torch.zeros_like(x)
         for k in range(TOP_K):
             gate = weights[:, k] * kept[k].to(x.dtype)
@@ -55,11 +55,13 @@ class MegablocksBinned(WithStack):
         expert, order = torch.sort(flat, stable=True)
         counts = torch.bincount(flat, minlength=EXPERTS)
         start = torch.cumsum(counts, dim=0) - counts
-        place = torch.arange(flat.shape[0]) - start[expert]
+        place = torch.arange(flat.shape[0], device=x.device) - start[expert]
         keep = place < capacity
         slot = torch.where(keep, expert * capacity + place, dump)
         token = order // TOP_K
-        buffer = torch.zeros(dump + 1, HIDDEN, dtype=x.dtype).index_add(0, slot, x[token])
+        buffer = torch.zeros(dump + 1, HIDDEN, dtype=x.dtype, device=x.device).index_add(
+            0, slot, x[token]
+        )
         y = self.batched(buffer[:-1].view(EXPERTS, capacity, HIDDEN)).view(-1, HIDDEN)
         y = torch.cat([y, y.new_zeros(1, HIDDEN)])[slot]
         y = y * (weights.flatten()[order] * keep).unsqueeze(-1)
@@ -78,10 +80,14 @@ class VllmAlignBlock(WithStack):
         padded = (counts + BLOCK - 1) // BLOCK * BLOCK
         ends = torch.cumsum(padded, dim=0)
         expert, order = torch.sort(flat, stable=True)
-        place = torch.arange(slots) - (torch.cumsum(counts, dim=0) - counts)[expert]
-        slot_of = torch.full((blocks * BLOCK,), slots, dtype=torch.long)
+        place = (
+            torch.arange(slots, device=x.device) - (torch.cumsum(counts, dim=0) - counts)[expert]
+        )
+        slot_of = torch.full((blocks * BLOCK,), slots, dtype=torch.long, device=x.device)
         slot_of = slot_of.scatter(0, (ends - padded)[expert] + place, order)
-        block_expert = torch.searchsorted(ends, torch.arange(blocks) * BLOCK, right=True)
+        block_expert = torch.searchsorted(
+            ends, torch.arange(blocks, device=x.device) * BLOCK, right=True
+        )
         block_expert = block_expert.clamp(max=EXPERTS - 1)
         padded_x = torch.cat([x, x.new_zeros(1, HIDDEN)])
         rows = padded_x[slot_of // TOP_K].view(blocks, BLOCK, HIDDEN)
@@ -90,5 +96,5 @@ class VllmAlignBlock(WithStack):
         y = torch.bmm(functional.silu(gate) * up, self.w2[block_expert].transpose(1, 2))
         row_weights = torch.cat([weights.flatten(), weights.new_zeros(1)])[slot_of]
         y = y.view(-1, HIDDEN) * row_weights.unsqueeze(-1)
-        out = torch.zeros(x.shape[0] + 1, HIDDEN, dtype=y.dtype)
+        out = torch.zeros(x.shape[0] + 1, HIDDEN, dtype=y.dtype, device=x.device)
         return out.index_add(0, slot_of // TOP_K, y)[:-1]

@@ -60,7 +60,7 @@ class MegatronLegacyIndices(WithStack):
         order = torch.argsort(flat, stable=True)
         counts = torch.histc(flat.float(), bins=EXPERTS, min=0, max=EXPERTS)
         y = self.grouped(x.index_select(0, order // TOP_K), counts)
-        slots = torch.zeros(flat.shape[0], HIDDEN, dtype=y.dtype)
+        slots = torch.zeros(flat.shape[0], HIDDEN, dtype=y.dtype, device=x.device)
         slots.index_copy_(0, order, y)
         return (slots.reshape(-1, TOP_K, HIDDEN) * weights.unsqueeze(-1)).sum(dim=1)
 

@@ -75,7 +75,9 @@ class SparseDispatcher(WithModules):
 
     def forward(self, x: Tensor) -> Tensor:
         values, ids = self.router(x).topk(TOP_K, dim=1)
-        gates = torch.zeros(x.shape[0], EXPERTS).scatter(1, ids, values.softmax(dim=1))
+        gates = torch.zeros(x.shape[0], EXPERTS, device=x.device).scatter(
+            1, ids, values.softmax(dim=1)
+        )
         sorted_experts, order = torch.nonzero(gates).sort(0)
         _, expert_of_row = sorted_experts.split(1, dim=1)
         token = torch.nonzero(gates)[order[:, 1], 0]
@@ -84,7 +86,7 @@ class SparseDispatcher(WithModules):
         parts = torch.split(x[token].squeeze(1), sizes, dim=0)
         outputs = [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
         stitched = torch.cat(outputs, 0).mul(row_weights)
-        return torch.zeros(x.shape[0], HIDDEN).index_add(0, token, stitched)
+        return torch.zeros(x.shape[0], HIDDEN, device=x.device).index_add(0, token, stitched)
 
 
 class GraniteSplits(WithModules):
@@ -93,11 +95,13 @@ class GraniteSplits(WithModules):
     def forward(self, x: Tensor) -> Tensor:
         values, ids = self.router(x).topk(TOP_K, dim=1)
         weights = torch.softmax(values, dim=1).type_as(x)
-        gates = torch.zeros(x.shape[0], EXPERTS, dtype=torch.long).scatter(1, ids, 1)
+        gates = torch.zeros(x.shape[0], EXPERTS, dtype=torch.long, device=x.device).scatter(
+            1, ids, 1
+        )
         sizes = gates.sum(0).tolist()
         _, order = ids.flatten().sort(0)
         token = order.div(TOP_K, rounding_mode="trunc")
         parts = x[token].split(sizes, dim=0)
         outputs = [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
         y = torch.cat(outputs, dim=0) * weights.flatten()[order][:, None]
-        return torch.zeros(x.shape, dtype=y.dtype).index_add(0, token, y)
+        return torch.zeros(x.shape, dtype=y.dtype, device=x.device).index_add(0, token, y)
