@@ -31,6 +31,7 @@ from moe_graph.converters.decompositions import decompositions
 from moe_graph.dumps import Dumps
 from moe_graph.float_inputs import make_constant
 from moe_graph.frontends import capture
+from moe_graph.frontends.breaks import BrokenLoop
 from moe_graph.ops import use_product
 from moe_graph.passes import rewrite_moe_layers
 from moe_graph.provenance import GE_ATTRIBUTE, layer_in
@@ -117,6 +118,7 @@ class MoeGraphBackend:
         dumps.write_fx("before", gm)
         capture.note_captured(gm)
         layers = rewrite_moe_layers(gm, self.config)
+        capture.note_layers(bool(layers))
         dumps.write_fx("after", gm)
         for layer in layers:
             layer.graph = number
@@ -126,6 +128,18 @@ class MoeGraphBackend:
         self._speak_of_kept(layers)
         compiler_config = prepare_compiler_config(self._compiler_config)
         return Compilation(self.config, self.report, layers, dumps, compiler_config)
+
+    def loop_broke(self, loops: list[BrokenLoop]) -> None:
+        """Report loops over experts in which dynamo broke, unless the layer is in the report.
+
+        Raises:
+            KeptLayerError: ``Config(on_miss="error")`` is set.
+        """
+        with self._lock:
+            known = {layer.source for layer in self.report.layers}
+            new = [loop.report for loop in loops if not loop.around & known]
+            self.report.layers.extend(new)
+        self._speak_of_kept(new)
 
     def _speak_of_kept(self, layers: list[LayerReport]) -> None:
         kept = [layer for layer in layers if layer.status == "kept"]

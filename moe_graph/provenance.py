@@ -51,8 +51,12 @@ def source_line(node: torch.fx.Node) -> str:
     if not frames:
         return ""
     file, line = frames[-1]
-    _, _, installed = file.rpartition("site-packages/")
-    return f"{installed}:{line}"
+    return f"{short_path(file)}:{line}"
+
+
+def short_path(file: str) -> str:
+    """Return the path of a file, that of an installed one from its package on."""
+    return file.rpartition("site-packages/")[2]
 
 
 def layer_of(node: torch.fx.Node) -> str:

@@ -5,6 +5,7 @@ The first three need nothing from the user; ``prepare`` is for loops that dynamo
 ========================  ============================================================
 ``tracing``               for which backend dynamo traces, asked by model code
 ``capture``               data-dependent shapes in the graph, and a way back
+``breaks``                graph breaks in loops over experts, for the report
 ``transformers_experts``  ``eager`` experts of transformers 5 in a traceable form
 ``preparation``           ``prepare``: a model's modules with lifted loops
 ``loops``                 the loops of a function, written anew where that is right

@@ -17,6 +17,7 @@ after the passes is not taken.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,14 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses import fake_impls
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from moe_graph.frontends.tracing import Trace, current_trace, has_frontends, tracing
+from moe_graph.frontends.breaks import broken_loops, places_of
+from moe_graph.frontends.tracing import (
+    Trace,
+    current_trace,
+    has_frontends,
+    tracing,
+    unwrapped,
+)
 from moe_graph.frontends.transformers_experts import serve_eager_experts
 from moe_graph.report import KeptLayerError
 
@@ -61,6 +69,13 @@ def note_captured(gm: torch.fx.GraphModule) -> None:
     trace = current_trace()
     if trace is not None and has_data_dependent_sizes(gm):
         trace.mattered = True
+
+
+def note_layers(found: bool) -> None:
+    """Tell the attempt under way whether there are MoE layers in its graph."""
+    trace = current_trace()
+    if trace is not None:
+        trace.found_layers |= found
 
 
 def refuse_leftovers(gm: torch.fx.GraphModule) -> None:
@@ -124,11 +139,42 @@ def _compile_frame(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     attempt = Trace(captures=True, retries=True)
     try:
         with tracing(attempt), torch._dynamo.config.patch(_FLAGS):
-            return original(*args, **kwargs)
+            output = original(*args, **kwargs)
+            _tell(compiler_fn, attempt, _end_of_graph(output))
+            return output
     except BackendCompilerFailed as error:
         if not attempt.mattered or isinstance(error.inner_exception, KeptLayerError):
             raise
-    except Exception:
-        pass  # Whatever it was: without capture dynamo meets it again, or it came from capture.
-    with tracing(Trace(captures=False)):
-        return original(*args, **kwargs)
+        failure: Any = error.inner_exception
+    except Exception as error:
+        failure = error  # Without capture dynamo meets it again, or it came from capture.
+    output = None
+    try:
+        with tracing(Trace(captures=False)):
+            output = original(*args, **kwargs)
+            return output
+    finally:
+        _tell(compiler_fn, attempt, failure, _end_of_graph(output))
+
+
+def _end_of_graph(output: Any) -> Any:
+    """Return dynamo's reason for ending a graph before the frame does, None if it does not."""
+    graph = getattr(getattr(output, "tracer_output", None), "output_graph", None)
+    why = getattr(graph, "compile_subgraph_reason", None)
+    return why if getattr(why, "graph_break", False) else None
+
+
+def _tell(compiler_fn: Callable[..., Any], attempt: Trace, *breaks: Any) -> None:
+    """Tell the backend of a break in a loop over experts, unless it has found the layer itself."""
+    told = getattr(unwrapped(compiler_fn), "loop_broke", None)
+    if told is None or attempt.found_layers:
+        return
+    for break_ in breaks:
+        loops = broken_loops(places_of(break_), str(getattr(break_, "reason", break_)))
+        if loops:
+            try:
+                told(loops)
+            except KeptLayerError as error:
+                frame = inspect.currentframe()
+                raise BackendCompilerFailed(compiler_fn, error, frame) from None
+            return

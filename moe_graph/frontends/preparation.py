@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from moe_graph.frontends.breaks import FORM
 from moe_graph.frontends.loops import lift_loops
 from moe_graph.frontends.purity import Reading
 from moe_graph.frontends.refusal import Refusal
@@ -36,8 +37,6 @@ from moe_graph.frontends.tracing import capturing_for_moe_graph
 from moe_graph.report import LayerReport, Reason, Report, Status
 
 logger = logging.getLogger("moe_graph")
-
-FORM = "expert-loop"
 
 Model = TypeVar("Model", bound=nn.Module)
 

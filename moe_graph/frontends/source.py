@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from moe_graph.provenance import short_path
+
 _FACTORY = "_moe_graph_factory"
 
 
@@ -34,7 +36,7 @@ class Source:
 
     def place(self, node: ast.AST) -> str:
         """Return ``file:line`` of a node."""
-        return f"{self.file}:{getattr(node, 'lineno', self.tree.lineno)}"
+        return f"{short_path(self.file)}:{getattr(node, 'lineno', self.tree.lineno)}"
 
     def local_names(self) -> set[str]:
         """Return the names that the function binds, its arguments among them."""

@@ -28,12 +28,14 @@ class Trace:
         captures: data-dependent shapes and scalars become part of the graph.
         retries: dynamo will trace the frame again without them if this attempt fails.
         mattered: something was captured, or a loop was lifted because it would be.
+        found_layers: the passes have found MoE layers, rewritten or kept.
         assumes_length: a bincount was taken to be no longer than its ``minlength``.
     """
 
     captures: bool
     retries: bool = False
     mattered: bool = False
+    found_layers: bool = False
     assumes_length: bool = False
 
 
@@ -56,11 +58,15 @@ def tracing(trace: Trace | None) -> Iterator[None]:
         _current.trace = before
 
 
-def has_frontends(backend: Callable[..., Any]) -> bool:
-    """Whether frontends may change what dynamo traces for `backend`, however it is wrapped."""
+def unwrapped(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the backend itself, however dynamo and ``torch.compile`` have wrapped it."""
     backend = innermost_backend(backend)
-    backend = getattr(backend, "compiler_fn", backend)  # torch.compile's wrapper
-    return bool(getattr(innermost_backend(backend), MARK, False))
+    return innermost_backend(getattr(backend, "compiler_fn", backend))
+
+
+def has_frontends(backend: Callable[..., Any]) -> bool:
+    """Whether frontends may change what dynamo traces for `backend`."""
+    return bool(getattr(unwrapped(backend), MARK, False))
 
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
