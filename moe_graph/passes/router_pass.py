@@ -64,17 +64,20 @@ class _Routers:
         selection = read_selection(self._values, root)
         if isinstance(selection, Miss):
             return "", [selection.reason()]
-        plans = plans_for(self._values, selection)
-        rounded = None if self._takes_ties else rounded_logits(self._values, selection.scores)
-        if plans.found and rounded is not None:
-            return "", [_ties(selection, rounded).reason()]
+        misses: list[Miss] = []
         refused: list[Miss] = []
-        for plan in plans.found:
+        for plan in plans_for(self._values, selection):
+            if isinstance(plan, Miss):
+                misses.append(plan)
+                continue
+            rounded = None if self._takes_ties else rounded_logits(self._values, selection.scores)
+            if rounded is not None:
+                return "", [_ties(selection, rounded).reason()]
             try:
                 return self._apply(plan, report), []
             except OpError as error:
                 refused.append(_refused(plan, error))
-        return "", [(refused + plans.misses)[0].reason()]
+        return "", [(refused or misses)[0].reason()]
 
     def _apply(self, plan: Plan, report: LayerReport) -> str:
         rewrite = RouterRewrite(self._gm.graph, self._values, plan, report.path, self._results)

@@ -26,7 +26,7 @@ weights to that dtype, or none of the weights are the op's; everywhere else it g
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,36 +79,19 @@ class Plan:
     dead: set[Node]
 
 
-@dataclass
-class Plans:
-    """What may be done about a router, the best first.
+def plans_for(values: Values, selection: Selection) -> Iterator[Plan | Miss]:
+    """Yield the plans for a router, those first whose op does most, and why others do not hold.
 
-    Attributes:
-        found: plans that hold.
-        misses: why others do not, in the order of preference.
+    The first that says why not is the one to report where no plan holds.
     """
-
-    found: list[Plan] = field(default_factory=list)
-    misses: list[Miss] = field(default_factory=list)
-
-
-def plans_for(values: Values, selection: Selection) -> Plans:
-    """Return the plans for a router, those first whose op does most."""
-    plans = Plans()
     ids = selection.ids
     if values.written(ids, ids):
-        miss = _miss(selection, "router-ids", "ids that are written in place", "ids that stay")
-        plans.misses.append(miss)
-        return plans
+        yield _miss(selection, "router-ids", "ids that are written in place", "ids that stay")
+        return
+    if selection.doubt is not None:
+        yield selection.doubt
     for weights in _ends(values, selection):
-        planned = _plan(values, selection, weights)
-        if isinstance(planned, Plan):
-            plans.found.append(planned)
-        else:
-            plans.misses.append(planned)
-    if selection.doubt is not None and not plans.found:
-        plans.misses.insert(0, selection.doubt)
-    return plans
+        yield _plan(values, selection, weights)
 
 
 def _ends(values: Values, selection: Selection) -> Iterator[list[Weights]]:
