@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 
 from moe_graph.converters.attention import ATTENTION_DECOMPOSITIONS
+from moe_graph.converters.solve_triangular import solve_triangular
 from moe_graph.converters.token_permute_950 import decompositions_on_950
 from moe_graph.ops.npu_forms import FORMS
 
@@ -132,6 +133,12 @@ def _eye(n: int, m: int | None = None, **options: Any) -> Tensor:
     return (rows.unsqueeze(1) == columns).to(dtype)
 
 
+def _all(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Whether all are true, as masks of sparse attention ask. The converters refuse calls."""
+    missing = (x == 0).any() if dim is None else (x == 0).any(dim, keepdim)
+    return missing.logical_not()
+
+
 def _polar(absolute: Tensor, angle: Tensor) -> Tensor:
     """Complex numbers of polar coordinates: complex rotary embeddings start so; no converter."""
     parts = torch.stack([absolute * angle.cos(), absolute * angle.sin()], -1)
@@ -215,8 +222,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.index_put.default: _index_put,
         aten.scatter.value: _scatter_bools,
         aten.scatter.src: _scatter_bools,
+        aten.all.default: _all,
+        aten.all.dim: _all,
         aten.eye.default: _eye,
         aten.eye.m: _eye,
+        aten.linalg_solve_triangular.default: solve_triangular,
         aten.polar.default: _polar,
         aten._conj.default: _conj,
         aten.matmul_backward.default: _matmul_backward,

@@ -163,6 +163,37 @@ def test_eye(columns: int | None, dtype: torch.dtype | None) -> None:
     torch.testing.assert_close(decomposition(op)(*sizes, dtype=dtype), op(*sizes, dtype=dtype))
 
 
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 64])
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("unitriangular", [False, True])
+def test_solve_triangular(n: int, upper: bool, left: bool, unitriangular: bool) -> None:
+    a = randn(2, 3, n, n) / n + 2 * torch.eye(n, dtype=torch.float64)
+    b = randn(3, n, 4) if left else randn(3, 4, n)
+    options = {"upper": upper, "left": left, "unitriangular": unitriangular}
+    solve = decomposition(aten.linalg_solve_triangular.default)
+    want = torch.linalg.solve_triangular(a, b, **options)
+    torch.testing.assert_close(solve(a, b, **options), want)
+
+
+def test_solve_triangular_is_as_exact_as_substitution() -> None:
+    a = torch.randn(4, 64, 64).tril(-1) / 4 + torch.eye(64)
+    b = torch.randn(4, 64, 8)
+    exact = torch.linalg.solve_triangular(a.double(), b.double(), upper=False)
+    substituted = torch.linalg.solve_triangular(a, b, upper=False)
+    got = decomposition(aten.linalg_solve_triangular.default)(a, b, upper=False)
+    assert (got - exact).abs().max() <= 8 * (substituted - exact).abs().max()
+
+
+@pytest.mark.parametrize("dim", [None, 0, -1])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_all(dim: int | None, dtype: torch.dtype) -> None:
+    x = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]]).to(dtype)
+    given = () if dim is None else (dim, True)
+    op = aten.all.default if dim is None else aten.all.dim
+    torch.testing.assert_close(decomposition(op)(x, *given), op(x, *given))
+
+
 def test_polar_and_conjugate() -> None:
     absolute, angle = randn(3, 4).abs(), randn(3, 4) * 5
     got = decomposition(aten.polar.default)(absolute, angle)
@@ -221,10 +252,15 @@ def complex_rotary(x: Tensor, w: Tensor) -> Tensor:
     return torch.view_as_real(pairs * turn).flatten(-2)
 
 
+def solved(x: Tensor, w: Tensor) -> Tensor:
+    a = w.tril(-1) + torch.eye(6, device=w.device)
+    return torch.linalg.solve_triangular(a, x.mT, upper=False, unitriangular=True)
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
     "function",
-    [gated, rotated, indexed, softplus, complex_rotary],
+    [gated, rotated, indexed, softplus, complex_rotary, solved],
     ids=lambda function: function.__name__,
 )
 def test_gradients_through_the_graph_engine(function: Any, dynamic: bool) -> None:
@@ -253,6 +289,7 @@ def test_gradients_through_the_graph_engine(function: Any, dynamic: bool) -> Non
         (lambda x, i, v: x.index_put((i,), v), True),
         (lambda x, i, v: (x > 0).scatter(0, i.expand(4, 2).T, True), True),
         (lambda x, i, v: torch.eye(x.shape[0], device=x.device) @ x, True),
+        (lambda x, i, v: torch.stack([(x > -1).all(0), (x > -1).all().expand(4)]), True),
     ],
     ids=[
         "index_copy",
@@ -262,6 +299,7 @@ def test_gradients_through_the_graph_engine(function: Any, dynamic: bool) -> Non
         "index_put",
         "scatter of bools",
         "eye",
+        "all",
     ],
 )
 def test_results_through_the_graph_engine(function: Any, exact: bool, dynamic: bool) -> None:
