@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from moe_graph.passes import meta
 from moe_graph.passes.canonical import Call, canonical, is_complete
-from moe_graph.passes.facts import Choice, ExpertIds, Fact, Layout, Outputs, Root
+from moe_graph.passes.facts import Choice, CountOf, Counts, ExpertIds, Fact, Layout, Outputs, Root
 from moe_graph.passes.memory import Memory
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.spellings import ELEMENTWISE
@@ -116,7 +116,9 @@ class Facts:
         function = _RULES.get(call.op)
         if function is None or not call.known or not is_complete(call):
             return None
-        if not _has_meta(call):
+        # The steps of ``counts.tolist()`` carry no example values.
+        counted = isinstance(self.of(call.get("input")), Counts | CountOf)
+        if not _has_meta(call) and not (counted and call.op in ("item", "slice")):
             return None
         found = function(call, self)
         if isinstance(found, Choice) and meta.is_tensor(call.node):

@@ -65,6 +65,7 @@ class Emitter:
         self._layer = layer
         self._results = results
         self.nodes: list[Node] = []
+        self._refreshed: dict[Node, Any] = {}
 
     def call(
         self,
@@ -128,6 +129,19 @@ class Emitter:
             LAYER_KEY: self._layer,
         }
 
+    def refresh(self, node: Node, operand: Callable[[Node], Node]) -> None:
+        """Infer the example value of a node that stays anew, for other operands."""
+        key = "example_value" if "example_value" in node.meta else "val"
+        args: Any = map_arg(node.args, operand)  # the declared types are recursive
+        kwargs: Any = map_arg(node.kwargs, operand)
+        value = self._results.of(node.target, args, kwargs)
+        self._refreshed[node] = (key, node.meta[key])
+        node.meta[key] = value
+
+    def was_refreshed(self, node: Node) -> bool:
+        """Tell whether a node that stays has a new example value."""
+        return node in self._refreshed
+
     def drop_unused(self, result: Node, candidates: list[Node]) -> None:
         """Take those of the inserted `candidates` out again that `result` does not depend on."""
         for node in reversed(candidates):
@@ -140,6 +154,9 @@ class Emitter:
         for node in reversed(self.nodes):
             self._graph.erase_node(node)
         self.nodes.clear()
+        for node, (key, value) in self._refreshed.items():
+            node.meta[key] = value
+        self._refreshed.clear()
 
 
 def _infer(target: Any, fake_args: Any, fake_kwargs: Any) -> Any:

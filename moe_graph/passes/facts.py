@@ -238,6 +238,21 @@ class PerExpert(Grouped):
 
 
 @dataclass(frozen=True, eq=False)
+class CountOf(AboutRoot):
+    """Rows of one expert, as a tensor of one element or as a number."""
+
+    expert: int
+
+
+@dataclass(frozen=True, eq=False)
+class Part(Grouped):
+    """The rows of one expert out of grouped rows `source`, as a split by counts makes it."""
+
+    source: Node
+    leaf: Node
+
+
+@dataclass(frozen=True, eq=False)
 class RowWise(Grouped):
     """Computed row by row, from the row and its expert only.
 
@@ -248,6 +263,17 @@ class RowWise(Grouped):
 
     leaves: frozenset[Node]
     products: frozenset[Node]
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(RowWise):
+    """Rows of all experts out of one body per expert, one behind another.
+
+    Attributes:
+        parts: what each expert's body yields, by expert.
+    """
+
+    parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -221,7 +221,8 @@ def _scatter_add(call: Call, facts: Facts) -> Fact | Miss | None:
     ids = facts.of(call["index"])
     if isinstance(ids, ExpertIds):
         return counts_by_scatter(call, facts, ids)
-    same = meta.same_shape(meta.shape(call["index"]), meta.shape(call["src"]))
+    # The rows of one order are as many, whatever symbols count them.
+    same = meta.same_shape(meta.shape(call["index"])[1:], meta.shape(call["src"])[1:])
     return add_by_token(call, facts, call["index"], call["src"]) if same else None
 
 

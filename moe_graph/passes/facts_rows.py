@@ -232,7 +232,7 @@ def _put_rows(call: Call, facts: Facts, index: Node, values: Any) -> Fact | Miss
         return None
     if not _leads(call["input"], order.root.slots):
         return _wrong_length(call, order, call["input"], "the slots", order.root.slots)
-    if not meta.same_shape(meta.shape(call["input"]), meta.shape(values)):
+    if not meta.same_shape(meta.shape(call["input"])[1:], meta.shape(values)[1:]):
         return None
     fact = facts.of(values)
     if isinstance(fact, Arange):

@@ -21,6 +21,7 @@ from moe_graph.passes.facts import (
     Grouped,
     Layout,
     Order,
+    Part,
     PerExpert,
     PerSlot,
     Rows,
@@ -42,7 +43,7 @@ def as_row_wise(node: Node, fact: Fact | None) -> RowWise | None:
     order = grouped_order(fact)
     if order is None or isinstance(fact, RowWise):
         return fact if isinstance(fact, RowWise) else None
-    leaf = fact.leaf if isinstance(fact, Rows | PerSlot | PerExpert) else node
+    leaf = fact.leaf if isinstance(fact, Rows | Part | PerSlot | PerExpert) else node
     return RowWise(order.root, order, frozenset([leaf]), frozenset())
 
 
@@ -91,7 +92,9 @@ def _fits_rows(
     leading = order.row_dims(result)
     if grouped:
         same = len(operand) == len(result) and order.row_dims(operand) == leading > 0
-        return same and meta.same_dim(operand[0], result[0])
+        # Parts of experts have lengths that no symbol compares; one order is one length.
+        lengths = isinstance(operand[0], int) and isinstance(result[0], int)
+        return same and (not lengths or operand[0] == result[0])
     missing = len(result) - len(operand)
     counted = [operand[at - missing] for at in range(leading) if at >= missing]
     return leading > 0 and all(meta.same_dim(dim, 1) for dim in counted)
@@ -201,7 +204,6 @@ def _keeps_leading_dims(index: tuple[Any, ...], rank: int, leading: int) -> bool
     "narrow",
     "rms_norm",
     "softmax",
-    "split",
     "unbind",
     "var",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from moe_graph.passes.facts import (
     Layout,
     Masks,
     Order,
+    Part,
     PerSlot,
     PlacesInMap,
     Repeated,
@@ -44,6 +46,7 @@ from moe_graph.passes.facts_loops import column_of_slice
 from moe_graph.passes.facts_maps import first_places, flat_map
 from moe_graph.passes.facts_masks import slice_or_row_local
 from moe_graph.passes.facts_rowwise import as_row_wise, elementwise, row_local
+from moe_graph.passes.facts_splits import entry_of_counts, join
 from moe_graph.passes.misses import Miss
 
 EXACT_FOR_SLOTS = (torch.int32, torch.int64, torch.float32, torch.float64)
@@ -55,7 +58,10 @@ _Vector = Order | Inverse | TokenOfRow | TokenOfSlot | Arange | PlacesInMap
 @rule("result")
 def _result(call: Call, facts: Facts) -> Fact | None:
     fact = facts.of(call["input"])
-    return fact if isinstance(fact, Grouped) else outputs_of(fact, call["index"])
+    part = outputs_of(fact, call["index"])
+    if isinstance(part, Part):
+        return replace(part, leaf=call.node)
+    return fact if isinstance(fact, Grouped) else part
 
 
 @rule("cast", "detach")
@@ -220,6 +226,8 @@ def _slice(call: Call, facts: Facts) -> Fact | Miss | None:
         return Choice(fact.root.bound, distinct=True) if fewer and fact.root.bound else None
     if isinstance(fact, SortedMap):
         return first_places(call, fact)
+    if isinstance(fact, Counts):
+        return entry_of_counts(call, fact)
     if isinstance(fact, HitTable):
         return column_of_slice(fact, call["index"])
     return slice_or_row_local(call, facts)
@@ -227,6 +235,9 @@ def _slice(call: Call, facts: Facts) -> Fact | Miss | None:
 
 @rule("cat")
 def _cat(call: Call, facts: Facts) -> Fact | Miss | None:
+    joined = join(call, facts)
+    if joined is not None:
+        return joined
     parts = [facts.of(part) for part in call["tensors"]]
     ids = [p for p in parts if isinstance(p, ExpertIds) and p.layout is Layout.TOKENS]
     if not parts or len(ids) != len(parts):

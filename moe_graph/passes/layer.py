@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.combine_weights import Weights, weights_of
 from moe_graph.passes.endings import Ending, ending_of
@@ -19,8 +18,9 @@ from moe_graph.passes.facts import (
     Rows,
 )
 from moe_graph.passes.gates import swiglu_input
-from moe_graph.passes.products import Product, product_of
-from moe_graph.passes.region import body_of, falls_away
+from moe_graph.passes.loops import Loop
+from moe_graph.passes.products import Product, experts_of, product_of
+from moe_graph.passes.region import body_of, falls_away, wholes_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ class Layer:
         experts: number of experts of the weights.
         dispatches: gathers of rows, in graph order.
         products: products per expert, in graph order.
+        folds: join of the experts' results -> their bodies.
         gates: multiplication -> product that it gates as SwiGlu does.
         per_slot: gathers of values per slot that the body reads.
         slot_values: tensors that the body reads in slot order as they are.
@@ -49,6 +50,7 @@ class Layer:
     experts: int
     dispatches: list[Node]
     products: list[Product]
+    folds: dict[Node, Loop]
     gates: dict[Node, Node]
     per_slot: list[Node]
     slot_values: list[Node]
@@ -83,8 +85,8 @@ def anchor_of(facts: Facts, combined: Combined) -> Node:
     return min(body.products, key=facts.position.__getitem__)
 
 
-def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
-    """Return the layer that ends in `total`."""
+def layer_of(facts: Facts, total: Node, combined: Combined, folds: dict[Node, Loop]) -> Layer:
+    """Return the layer that ends in `total`; `folds` are the loops within it."""
     share = combined.contribution
     order = share.body.order
     leaves = sorted(share.body.leaves, key=facts.position.__getitem__)
@@ -92,7 +94,7 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     by_slot = {leaf: fact for leaf in leaves if isinstance(fact := facts.given[leaf], PerSlot)}
     per_slot = [leaf for leaf, fact in by_slot.items() if fact.source is not leaf]
     nodes = sorted(share.body.products, key=facts.position.__getitem__)
-    products = [product_of(facts, node) for node in nodes]
+    products = [product_of(facts, node) for node in nodes if node not in folds]
     body = body_of(facts, share.rows, share.body.leaves)
     in_order = sorted(body, key=facts.position.__getitem__)
     gates = {n: source for n in in_order if (source := swiglu_input(facts, n)) in body}
@@ -100,10 +102,13 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     end = ending.end
     weights = weights_of(facts, share, end)
 
-    replaced = {end, *dispatches, *gates}
+    replaced = {end, *dispatches, *gates, *folds}
     replaced |= {n for p in products for n in (p.result, p.biased) if n is not None}
     needed = _operands(facts, products, gates, [*dispatches, *per_slot])
     needed |= {order.root.ids, share.rows}
+    for join, loop in folds.items():
+        needed |= wholes_of(facts, join)
+        needed |= {node for stack in loop.parameters.values() for node in stack.sources}
     needed |= {weights.node} if weights is not None else set()
     needed |= {combined.base} if combined.base is not None else set()
     # A bias that went into a product, or weights that went into the combine, need no rebuilding.
@@ -115,7 +120,7 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
     dead = falls_away(facts, {*replaced, *per_slot, *sorted_ids}, needed, ending.served)
     read = {source for node in left for source in node.all_input_nodes}
     slot_values = [leaf for leaf in by_slot if leaf not in per_slot and leaf in read]
-    experts = meta.shape(products[0].weight)[0]
+    experts = experts_of(facts, nodes[0])
     assert isinstance(experts, int), "the checks of a layer come first"
     return Layer(
         anchor_of(facts, combined),
@@ -123,6 +128,7 @@ def layer_of(facts: Facts, total: Node, combined: Combined) -> Layer:
         experts,
         dispatches,
         products,
+        folds,
         gates,
         per_slot,
         slot_values,

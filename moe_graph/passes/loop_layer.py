@@ -56,12 +56,13 @@ class LoopLayer:
 
 def loop_layer_of(facts: Facts, total: Node, combined: Combined) -> LoopLayer | Miss | None:
     """Return the layer that ends in `total`, the check that it fails, None for no MoE layer."""
-    loop = loop_of(facts, total, combined)
+    unrolled = combined.contribution
+    assert isinstance(unrolled, Unrolled)
+    loop = loop_of(facts, [share.rows for share in unrolled.shares])
     if not isinstance(loop, Loop):
         return loop
-    unrolled = loop.unrolled
     ending = ending_of(facts, total, combined)
-    miss = _failed_check(facts, loop, ending)
+    miss = _failed_check(facts, loop, unrolled, ending)
     if miss is not None:
         return miss
     parameters = {node for stack in loop.parameters.values() for node in stack.sources}
@@ -83,8 +84,7 @@ def loop_layer_of(facts: Facts, total: Node, combined: Combined) -> LoopLayer | 
             "no other use of values inside the loop",
             "compute the value from the router's ids",
         )
-    anchor = min((n for n in unrolled.body.products), key=facts.position.__getitem__)
-    return LoopLayer(anchor, loop, weights, ending, dead)
+    return LoopLayer(ending.end, loop, weights, ending, dead)
 
 
 def _alive(facts: Facts, root: Root, dead: set[Node]) -> Node | None:
@@ -110,19 +110,23 @@ def _sources(facts: Facts, unrolled: Unrolled) -> set[Node]:
     return {fact.source for _, fact in _leaves(facts, unrolled)}
 
 
-def _failed_check(facts: Facts, loop: Loop, ending: Ending) -> Miss | None:
+def _failed_check(facts: Facts, loop: Loop, unrolled: Unrolled, ending: Ending) -> Miss | None:
     """Return the first check that the layer as a whole fails."""
+    weights = [share.weights for share in unrolled.shares]
+    if unrolled.weights is None and any(node is not None for node in weights):
+        want = "one tensor of weights for all experts"
+        return Miss("equal-experts", ending.end, loop.root, "weights of several tensors", want)
     return (
-        _dispatch(facts, loop, ending.end)
-        or _grad_mode(facts, loop, ending.end)
-        or _widths(facts, loop, ending.result)
-        or _writes(facts, loop, ending)
+        _dispatch(facts, loop, unrolled, ending.end)
+        or _grad_mode(facts, loop, unrolled, ending.end)
+        or _widths(facts, loop, unrolled, ending.result)
+        or _writes(facts, loop, unrolled, ending)
     )
 
 
-def _dispatch(facts: Facts, loop: Loop, end: Node) -> Miss | None:
+def _dispatch(facts: Facts, loop: Loop, unrolled: Unrolled, end: Node) -> Miss | None:
     """Every leaf is a row of a token or a value per slot, and there are rows of tokens."""
-    leaves = {leaf: facts.given[leaf] for leaf in loop.unrolled.body.leaves}
+    leaves = {leaf: facts.given[leaf] for leaf in unrolled.body.leaves}
     strange = next((n for n, f in leaves.items() if not isinstance(f, Rows | PerSlot)), None)
     if strange is None and any(isinstance(fact, Rows) for fact in leaves.values()):
         return None
@@ -130,18 +134,18 @@ def _dispatch(facts: Facts, loop: Loop, end: Node) -> Miss | None:
     return Miss("dispatch", strange or end, loop.root, got, "rows of tokens, and values per slot")
 
 
-def _grad_mode(facts: Facts, loop: Loop, end: Node) -> Miss | None:
+def _grad_mode(facts: Facts, loop: Loop, unrolled: Unrolled, end: Node) -> Miss | None:
     """Gradients are not switched on or off within the loop."""
-    nodes = [end, *(leaf for leaf, _ in _leaves(facts, loop.unrolled))]
-    nodes += [node for share in loop.unrolled.shares for node in share.body.products]
+    nodes = [end, *(leaf for leaf, _ in _leaves(facts, unrolled))]
+    nodes += [node for share in unrolled.shares for node in share.body.products]
     if len({facts.grad[node] for node in nodes}) == 1:
         return None
     return Miss("grad-mode", end, loop.root, "gradients switched within it", "one grad mode")
 
 
-def _widths(facts: Facts, loop: Loop, result: Node) -> Miss | None:
+def _widths(facts: Facts, loop: Loop, unrolled: Unrolled, result: Node) -> Miss | None:
     """Only the first dimension of values per slot and of the result depends on the tokens."""
-    values = [leaf for leaf, fact in _leaves(facts, loop.unrolled) if isinstance(fact, PerSlot)]
+    values = [leaf for leaf, fact in _leaves(facts, unrolled) if isinstance(fact, PerSlot)]
     for node in (result, *values):
         dims = meta.shape(node)
         if not all(isinstance(dim, int) for dim in dims[1:]):
@@ -149,9 +153,9 @@ def _widths(facts: Facts, loop: Loop, result: Node) -> Miss | None:
     return None
 
 
-def _writes(facts: Facts, loop: Loop, ending: Ending) -> Miss | None:
+def _writes(facts: Facts, loop: Loop, unrolled: Unrolled, ending: Ending) -> Miss | None:
     """What the grouped body reads at the end of the loop is what the bodies read."""
-    unrolled, position, end = loop.unrolled, facts.position, ending.end
+    position, end = facts.position, ending.end
     reads = [(loop.root.ids, loop.root.ids)]
     reads += [(fact.source, leaf) for leaf, fact in _leaves(facts, unrolled)]
     reads += [(node, node) for stack in loop.parameters.values() for node in stack.views]

@@ -11,6 +11,7 @@ A body that differs in anything else keeps the whole loop as it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch.fx import Node
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.canonical import Call
-from moe_graph.passes.facts import Combined, Grouped, PerSlot, Root, Rows, Unrolled
+from moe_graph.passes.facts import Grouped, Part, PerSlot, Root, Rows
+from moe_graph.passes.facts_rowwise import as_row_wise
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.region import body_of
 from moe_graph.passes.stacks import Stack, stack_of
@@ -33,47 +35,38 @@ class Loop:
     """Equal bodies, one per expert.
 
     Attributes:
-        unrolled: what they contribute.
+        root: the expert ids.
+        experts: number of experts.
+        rows: what the body of expert 0 yields.
         body: nodes of expert 0 that compute its rows, in graph order, leaves included.
         parameters: (product of expert 0, argument) -> tensor of every expert.
     """
 
-    unrolled: Unrolled
+    root: Root
+    experts: int
+    rows: Node
     body: list[Node]
     parameters: dict[tuple[Node, str], Stack]
 
-    @property
-    def root(self) -> Root:
-        """The expert ids."""
-        return self.unrolled.body.root
 
-    @property
-    def experts(self) -> int:
-        """Number of experts."""
-        return len(self.unrolled.shares)
-
-
-def loop_of(facts: Facts, total: Node, combined: Combined) -> Loop | Miss | None:
-    """Return the loop that ends in `total`, or why its bodies are not one.
+def loop_of(facts: Facts, rows: Sequence[Node]) -> Loop | Miss | None:
+    """Return the loop whose bodies yield `rows`, by expert, or why they are not one.
 
     None says that no product reads a matrix of its own for every expert: no MoE layer.
     """
-    unrolled = combined.contribution
-    assert isinstance(unrolled, Unrolled)
-    comparison = _Comparison(facts, unrolled)
-    for expert in range(1, len(unrolled.shares)):
-        miss = comparison.compare(expert)
+    first = as_row_wise(rows[0], facts.given.get(rows[0]))
+    assert first is not None
+    comparison = _Comparison(facts, first.root)
+    for expert in range(1, len(rows)):
+        miss = comparison.compare(expert, rows[0], rows[expert])
         if miss is not None:
             return miss
     if not any(argument != "bias" for _, argument in comparison.parameters):
         return None
-    if unrolled.weights is None and any(share.weights is not None for share in unrolled.shares):
-        want = "one tensor of weights for all experts"
-        return Miss("equal-experts", total, combined.root, "weights of several tensors", want)
-    body = body_of(facts, unrolled.rows, unrolled.body.leaves)
+    body = body_of(facts, rows[0], first.leaves)
     in_order = sorted(body, key=facts.position.__getitem__)
     stacks = {key: stack_of(facts, nodes) for key, nodes in comparison.parameters.items()}
-    return Loop(unrolled, in_order, stacks)
+    return Loop(first.root, len(rows), rows[0], in_order, stacks)
 
 
 @dataclass
@@ -81,16 +74,15 @@ class _Comparison:
     """Compares the body of each expert with that of expert 0."""
 
     facts: Facts
-    unrolled: Unrolled
+    root: Root
     parameters: dict[tuple[Node, str], list[Node]] = field(default_factory=dict)
     _pairs: dict[Node, Node] = field(default_factory=dict)
     _expert: int = 0
 
-    def compare(self, expert: int) -> Miss | None:
+    def compare(self, expert: int, first: Node, other: Node) -> Miss | None:
         """Return where the body of `expert` differs, None when it is the same."""
         self._expert, self._pairs = expert, {}
-        first, other = self.unrolled.shares[0], self.unrolled.shares[expert]
-        return self._rows(first.rows, other.rows)
+        return self._rows(first, other)
 
     def _rows(self, first: Node, other: Node) -> Miss | None:
         """Compare two values in the order of an expert's rows."""
@@ -101,7 +93,7 @@ class _Comparison:
         left, right = self.facts.given.get(first), self.facts.given.get(other)
         if type(left) is not type(right):
             return self._miss(other, type(right).__name__, type(left).__name__)
-        if isinstance(left, Rows | PerSlot) and isinstance(right, Rows | PerSlot):
+        if isinstance(left, Rows | PerSlot | Part) and isinstance(right, Rows | PerSlot | Part):
             same = left.source is right.source
             return None if same else self._miss(other, right.source.name, left.source.name)
         return self._calls(self.facts.calls[first], self.facts.calls[other])
@@ -170,7 +162,7 @@ class _Comparison:
         return Miss(
             "equal-experts",
             node,
-            self.unrolled.body.root,
+            self.root,
             f"expert {self._expert}: {got}",
             f"as for expert 0: {want}",
             "experts that are equal but for their weights become one grouped product",

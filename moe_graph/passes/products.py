@@ -10,7 +10,7 @@ from torch.fx import Node
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.canonical import Call
-from moe_graph.passes.facts import PerExpert, SlotProduct
+from moe_graph.passes.facts import Joined, PerExpert, SlotProduct
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +60,8 @@ def product_of(facts: Facts, node: Node) -> Product:
 def experts_of(facts: Facts, node: Node) -> meta.Dim:
     """Return how many experts the weights of a product have."""
     fact = facts.given[node]
+    if isinstance(fact, Joined):
+        return len(fact.parts)
     table = fact.weights.table if isinstance(fact, SlotProduct) else facts.calls[node]["weight"]
     return meta.shape(table)[0]
 

@@ -19,6 +19,7 @@ from moe_graph.passes.facts import (
     Combined,
     Ends,
     Gathering,
+    Joined,
     Root,
     Rows,
     RowWise,
@@ -29,6 +30,7 @@ from moe_graph.passes.facts import (
 )
 from moe_graph.passes.layer import Layer, anchor_of, layer_of
 from moe_graph.passes.loop_layer import LoopLayer, loop_layer_of
+from moe_graph.passes.loops import Loop, loop_of
 from moe_graph.passes.misses import Miss
 
 
@@ -80,9 +82,29 @@ def _layer_or_kept(
     miss = failed_check(facts, node, fact)
     if miss is not None:
         return Kept(anchor, miss)
-    layer = layer_of(facts, node, fact)
+    folds = _folds(facts, fact)
+    if isinstance(folds, Miss):
+        return Kept(anchor, folds)
+    layer = layer_of(facts, node, fact, folds)
     miss = interior_user(facts, layer, taken) or other_reader(facts, layer.ending, layer.dead, fact)
     return layer if miss is None else Kept(anchor, miss)
+
+
+def _folds(facts: Facts, combined: Combined) -> dict[Node, Loop] | Miss:
+    """Return the loops over experts within a layer, or why one of them is none."""
+    folds: dict[Node, Loop] = {}
+    for product in sorted(combined.contribution.body.products, key=facts.position.__getitem__):
+        fact = facts.given[product]
+        if not isinstance(fact, Joined):
+            continue
+        loop = loop_of(facts, fact.parts)
+        if loop is None:
+            got = "one product for the rows of all experts"
+            return Miss("equal-experts", product, combined.root, got, "weights of every expert")
+        if isinstance(loop, Miss):
+            return loop
+        folds[product] = loop
+    return folds
 
 
 def _is_layer(facts: Facts, node: Node, fact: Combined) -> bool:
@@ -105,6 +127,9 @@ def _roots_of_products(graph: Graph, facts: Facts) -> dict[Root, Node]:
     # One product of gathered weights or of one expert alone says little: a layer has several.
     for root, product in _several(graph, facts).items():
         roots.setdefault(root, product)
+    for miss in facts.misses:
+        if miss.check == "split-sizes" and miss.root is not None:
+            roots.setdefault(miss.root, miss.node)
     return roots
 
 

@@ -7,13 +7,50 @@ from collections.abc import Iterable, Mapping
 from torch.fx import Node
 
 from moe_graph.passes.analysis import Facts
-from moe_graph.passes.facts import Fact, Grouped, Inverse, Order, PerSlot, TokenOfRow
+from moe_graph.passes.canonical import Call
+from moe_graph.passes.facts import (
+    Fact,
+    Grouped,
+    Inverse,
+    Joined,
+    Order,
+    Part,
+    PerSlot,
+    TokenOfRow,
+)
+from moe_graph.passes.facts_rowwise import as_row_wise
 from moe_graph.passes.spellings import RANDOM
 
-ASSERTS = frozenset(["_assert_tensor_metadata", "_assert_scalar", "_assert_async"])
+ASSERTS = frozenset(
+    [
+        "_assert_async",
+        "_assert_scalar",
+        "_assert_tensor_metadata",
+        "_check",
+        "_check_is_size",
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+    ]
+)
 """Checks that tracing leaves on values."""
 
-_READ_BY_ASSERTS = frozenset(["result", "sym_size", "size", "eq", "ge", "gt", "le", "lt", "ne"])
+_READ_BY_ASSERTS = frozenset(
+    [
+        "add",
+        "eq",
+        "ge",
+        "gt",
+        "le",
+        "lt",
+        "mul",
+        "ne",
+        "result",
+        "size",
+        "sub",
+        "sym_size",
+        "sym_sum",
+    ]
+)
 
 
 def body_of(facts: Facts, rows: Node, leaves: frozenset[Node]) -> set[Node]:
@@ -30,10 +67,21 @@ def body_of(facts: Facts, rows: Node, leaves: frozenset[Node]) -> set[Node]:
         if node in body or from_outside or not isinstance(fact, Grouped):
             continue
         body.add(node)
-        if node not in leaves:
+        if isinstance(fact, Joined):
+            pending.extend(wholes_of(facts, node))
+        elif node not in leaves:
             pending.extend(node.all_input_nodes)
         pending.extend(user for user in node.users if facts.calls[user].writes is node)
     return body
+
+
+def wholes_of(facts: Facts, join: Node) -> set[Node]:
+    """Return the grouped rows that were split for the bodies whose results `join` joins."""
+    joined = facts.given[join]
+    parts = joined.parts if isinstance(joined, Joined) else ()
+    bodies = [as_row_wise(part, facts.given.get(part)) for part in parts]
+    leaves = (facts.given[leaf] for body in bodies if body is not None for leaf in body.leaves)
+    return {leaf.source for leaf in leaves if isinstance(leaf, Part)}
 
 
 def falls_away(
@@ -115,7 +163,13 @@ def _is_droppable(facts: Facts, node: Node) -> bool:
     call = facts.calls[node]
     is_call = node.op in ("call_function", "call_method")
     known = call.known or call.op in ASSERTS or call.op in _READ_BY_ASSERTS
-    return is_call and known and call.op not in RANDOM and call.op != "set_grad_enabled"
+    random = call.op in RANDOM and not is_identity(call)
+    return is_call and known and not random and call.op != "set_grad_enabled"
+
+
+def is_identity(call: Call) -> bool:
+    """Tell whether a dropout drops nothing."""
+    return call.op == "dropout" and (call["training"] is False or call["p"] == 0)
 
 
 def outside_users(facts: Facts, order: Order, inside: set[Node]) -> list[Node]:

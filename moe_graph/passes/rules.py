@@ -9,6 +9,7 @@ from moe_graph.passes import (
     facts_rows,
     facts_rowwise,
     facts_shape,
+    facts_splits,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "facts_rows",
     "facts_rowwise",
     "facts_shape",
+    "facts_splits",
 ]

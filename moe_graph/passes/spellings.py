@@ -53,6 +53,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "out_dtype": None,
     },
     "histc": {"input": REQUIRED, "bins": 100, "min": 0, "max": 0},
+    "item": {"input": REQUIRED},
     "index": {"input": REQUIRED, "indices": REQUIRED},
     "index_add": {
         "input": REQUIRED,
