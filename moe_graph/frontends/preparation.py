@@ -100,8 +100,8 @@ def _prepare_module(path: str, module: nn.Module) -> list[LayerReport]:
     reports: list[LayerReport] = []
     lifted: dict[str, str] = {}
     for name, function in _methods(type(module)):
-        source = _source(function)
-        if source is None or not any(isinstance(node, ast.For) for node in ast.walk(source.tree)):
+        source = source_of(function)
+        if source is None or not source.has_loop:
             continue
         if _is_experts_registry(function):
             continue
@@ -177,13 +177,8 @@ def _methods(cls: type[nn.Module]) -> Iterator[tuple[str, FunctionType]]:
 
 
 @functools.cache
-def _source(function: Callable[..., Any]) -> Source | None:
-    return source_of(function)
-
-
-@functools.cache
 def _with_two_bodies(original: Callable[..., Any], written: str) -> Callable[..., Any]:
-    source = _source(original)
+    source = source_of(original)
     assert source is not None
     lifted = function_from(source, _trees[original, written])
 

@@ -8,6 +8,7 @@ guards read as they do for the method itself.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable
@@ -33,6 +34,11 @@ class Source:
     function: FunctionType
     tree: ast.FunctionDef
     file: str
+
+    @functools.cached_property
+    def has_loop(self) -> bool:
+        """Whether there is a ``for`` statement in it."""
+        return any(isinstance(node, ast.For) for node in ast.walk(self.tree))
 
     def place(self, node: ast.AST) -> str:
         """Return ``file:line`` of a node."""
@@ -60,6 +66,7 @@ class Source:
         return (builtins if isinstance(builtins, dict) else vars(builtins))[name]
 
 
+@functools.cache
 def source_of(function: Callable[..., Any]) -> Source | None:
     """Return the source of a Python function, None where there is none to be had."""
     inner = inspect.unwrap(function)

@@ -208,7 +208,7 @@ class Turn:
             and isinstance(call.func.value, ast.Name)
             and len(call.args) == 1
         ):
-            rows = self.values.value(call.args[0])
+            rows = self.values.as_rows(self.values.value(call.args[0]))
             made = self.values.name(call.func.value.id)
             if not isinstance(made, EmptyList) or not (isinstance(rows, Rows) and rows.leading):
                 raise self._refused(

@@ -13,12 +13,14 @@ from typing import Any
 
 from moe_graph.frontends.choices import Choices
 from moe_graph.frontends.refusal import Refusal
+from moe_graph.frontends.rows import keeps_rows
 from moe_graph.frontends.spelling import whole_number
 from moe_graph.frontends.values import (
     Count,
     Cursor,
     Expert,
     Key,
+    OfModules,
     Rows,
     Same,
     Selection,
@@ -153,6 +155,12 @@ class TurnBase:
             return None
         self._instead[id(node)] = self._instead.get(id(inner), inner)
         return Expert("int" if expert.form == "int" else form)
+
+    def as_rows(self, value: Value) -> Value:
+        """Return what modules made of rows as rows, if each of them keeps their number."""
+        if isinstance(value, OfModules) and all(map(keeps_rows, value.modules)):
+            return Rows(value.key, leading=True)
+        return value
 
     def _size(self, value: Value, axis: int | None) -> Value:
         """Return the size of an axis: of the first one of rows it is the number of slots."""

@@ -8,12 +8,13 @@ from torch import nn
 
 from moe_graph.frontends.purity import MISSING
 from moe_graph.frontends.refusal import Refusal
-from moe_graph.frontends.rows import keeps_rows
+from moe_graph.frontends.rows import distinct
 from moe_graph.frontends.spelling import Call, spelled, whole_number
 from moe_graph.frontends.turn_tests import Tests
 from moe_graph.frontends.values import (
     Count,
     Fresh,
+    OfModules,
     OneOf,
     Rows,
     RowsTuple,
@@ -112,6 +113,7 @@ class Calls(Tests):
         values = [self._argument(arg) for arg in node.args]
         for keyword in node.keywords:
             self.value(keyword.value)
+        held = distinct(held)
         for module in held:
             effect = self._reading.effect_of_object(module, function)
             if effect:
@@ -122,8 +124,7 @@ class Calls(Tests):
                     "experts that do nothing for no tokens",
                 )
         rows = next((value for value in values if isinstance(value, Rows)), None)
-        kept = rows is not None and rows.leading and all(map(keeps_rows, held))
-        return Rows(rows.key, leading=True) if kept and rows is not None else Value()
+        return OfModules(rows.key, tuple(held)) if rows is not None and rows.leading else Value()
 
     def _callee(self, function: ast.expr) -> list[nn.Module] | None:
         if isinstance(function, ast.Call):
@@ -189,6 +190,8 @@ class Calls(Tests):
             return first
         if call.name == "len" or (call.name == "size" and call.number(1, "dim") == 0):
             return self._size(first, 0)
+        if isinstance(first, OfModules) and call.name in _CASTS | _ROW_BY_ROW:
+            first = self.as_rows(first)
         if isinstance(first, Rows):
             return self._of_rows(call, first)
         if isinstance(first, RowsTuple) and call.name in ("tuple", "list"):

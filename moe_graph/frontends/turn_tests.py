@@ -24,7 +24,7 @@ class Tests(TurnBase):
 
     def _of_binop(self, node: ast.expr) -> Value:
         assert isinstance(node, ast.BinOp)
-        left, right = self.value(node.left), self.value(node.right)
+        left, right = (self.as_rows(self.value(side)) for side in (node.left, node.right))
         if isinstance(node.op, ast.Add) and isinstance(left, Cursor) and isinstance(right, Count):
             return Cursor(right.key, end=True) if not left.end else Value()
         rows = [side for side in (left, right) if isinstance(side, Rows)]

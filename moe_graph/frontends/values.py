@@ -139,6 +139,14 @@ class Rows(Value):
 
 
 @dataclass(frozen=True)
+class OfModules(Value):
+    """What one of several modules returned for rows of this expert."""
+
+    key: Key
+    modules: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
 class RowsTuple(Value):
     """Several of them.
 
