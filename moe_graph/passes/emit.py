@@ -149,6 +149,14 @@ class Emitter:
                 self.nodes.remove(node)
                 self._graph.erase_node(node)
 
+    def unmark(self, node: Node) -> None:
+        """Take the layer's path from `node` again."""
+        custom = {key: value for key, value in node.meta["custom"].items() if key != LAYER_KEY}
+        if custom:
+            node.meta["custom"] = custom
+        else:
+            del node.meta["custom"]
+
     def undo(self) -> None:
         """Take out every node that was inserted."""
         for node in reversed(self.nodes):

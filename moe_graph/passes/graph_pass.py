@@ -96,12 +96,26 @@ def _rewrite(
         fx_nodes_before=len(layer.body) + len(layer.dead),
         fx_nodes_after=len(layer.body) + len(rewrite.nodes),
     )
-    if verifier is not None:
-        verifier.before(layer)
-    rewrite.apply()
-    if verifier is not None:
-        verifier.after(layer, rewrite, path)
+    if verifier is None:
+        rewrite.connect()
+    else:
+        differs = verifier.check(layer, rewrite)
+        if differs is not None:
+            rewrite.restore()
+            return _kept(facts, Kept(layer.anchor, _differs(layer, *differs)))
+    rewrite.erase()
     return report
+
+
+def _differs(layer: Layer | LoopLayer, error: float, limit: float) -> Miss:
+    return Miss(
+        "verify",
+        layer.end,
+        layer.root,
+        f"results that differ by {error:.3g} on random inputs",
+        f"at most {limit:.3g}",
+        "this is a defect of moe_graph: please report the layer",
+    )
 
 
 def _refused(layer: Layer | LoopLayer, error: OpError) -> Miss:

@@ -27,70 +27,25 @@ from torch.fx import Graph, Node
 
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
-from moe_graph.passes.emit import Emitter, Results
+from moe_graph.passes.emit import Results
 from moe_graph.passes.facts import Part, PerSlot, Rows
 from moe_graph.passes.fused import FusedOps
 from moe_graph.passes.grouped_body import GroupedBody
 from moe_graph.passes.layer import Layer
 from moe_graph.passes.products import Product
+from moe_graph.passes.rewriting import Rewrite
 
 _ops = torch.ops.moe_graph
 
 
-class LayerRewrite:
-    """The rewrite of one layer.
-
-    Args:
-        graph: graph of the layer.
-        facts: what is known about its nodes.
-        layer: what to replace.
-        path: module path of the layer.
-        results: example values that are known from other layers.
-
-    Attributes:
-        replacements: old node -> new node.
-        nodes: the new nodes, in the order of their making.
-    """
+class LayerRewrite(Rewrite):
+    """The rewrite of one sorted or gathered layer."""
 
     def __init__(
         self, graph: Graph, facts: Facts, layer: Layer, path: str, results: Results
     ) -> None:
-        self._graph = graph
-        self._facts = facts
+        super().__init__(graph, facts, layer, path, results)
         self._layer = layer
-        self._emit = Emitter(graph, path, results)
-        self.replacements: dict[Node, Node] = {}
-        self._operands: dict[Node, Node] = {}
-
-    @property
-    def nodes(self) -> list[Node]:
-        """The new nodes, in the order of their making."""
-        return self._emit.nodes
-
-    def prepare(self) -> None:
-        """Make the new nodes beside the old ones.
-
-        Raises:
-            moe_graph.ops.OpError: an op refuses its arguments; the graph is as it was.
-        """
-        try:
-            self._make_nodes()
-        except Exception:
-            self._emit.undo()
-            raise
-
-    def apply(self) -> None:
-        """Use the new nodes in place of the old ones, and erase what fell away."""
-        for old, new in self.replacements.items():
-            old.replace_all_uses_with(new)
-        self._layer.ending.serve(self.replacements[self._layer.end])
-        for node in self._layer.body:
-            for old, new in self._operands.items():
-                node.replace_input_with(old, new)
-            self._emit.mark(node)
-        for node in reversed(self._graph.nodes):
-            if node in self._layer.dead:
-                self._graph.erase_node(node)
 
     def _make_nodes(self) -> None:
         layer = self._layer

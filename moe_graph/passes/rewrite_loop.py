@@ -23,57 +23,30 @@ from torch.fx import Graph, Node
 
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
-from moe_graph.passes.emit import Emitter, Results
+from moe_graph.passes.emit import Results
 from moe_graph.passes.facts import PerSlot, Rows
 from moe_graph.passes.fused import FusedOps
 from moe_graph.passes.grouped_body import GroupedBody
 from moe_graph.passes.loop_layer import LoopLayer
+from moe_graph.passes.rewriting import Rewrite
 
 
-class LoopRewrite:
-    """The rewrite of one loop; see :class:`moe_graph.passes.rewrite.LayerRewrite`."""
+class LoopRewrite(Rewrite):
+    """The rewrite of one loop over experts."""
 
     def __init__(
         self, graph: Graph, facts: Facts, layer: LoopLayer, path: str, results: Results
     ) -> None:
-        self._graph = graph
-        self._facts = facts
+        super().__init__(graph, facts, layer, path, results)
         self._layer = layer
-        self._emit = Emitter(graph, path, results)
-        self.replacements: dict[Node, Node] = {}
 
-    @property
-    def nodes(self) -> list[Node]:
-        """The new nodes, in the order of their making."""
-        return self._emit.nodes
-
-    def prepare(self) -> None:
-        """Make the new nodes beside the old ones.
-
-        Raises:
-            moe_graph.ops.OpError: an op refuses its arguments; the graph is as it was.
-        """
-        try:
-            self.replacements[self._layer.end] = self._grouped()
-        except Exception:
-            self._emit.undo()
-            raise
-
-    def apply(self) -> None:
-        """Use the sum in place of the old one, and erase the loop."""
-        layer = self._layer
-        layer.ending.serve(self.replacements[layer.end])
-        for node in reversed(self._graph.nodes):
-            if node in layer.dead:
-                self._graph.erase_node(node)
-
-    def _grouped(self) -> Node:
-        """Emit the body of expert 0 on the rows of all experts, and the sum; return the sum."""
+    def _make_nodes(self) -> None:
+        """Emit the body of expert 0 on the rows of all experts, and the sum."""
         layer, end = self._layer, self._layer.end
         self._fused = FusedOps(self._emit, layer.root, layer.experts, at=end)
         body = GroupedBody(self._facts, self._emit, self._fused, end)
         rows = body.make(layer.loop, self._leaf)
-        return self._fused.combine(rows, layer.weights, layer.ending)
+        self.replacements[end] = self._fused.combine(rows, layer.weights, layer.ending)
 
     def _leaf(self, node: Node) -> Node | None:
         """Return the grouped value of a leaf of the body, None for any other node."""

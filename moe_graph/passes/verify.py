@@ -6,7 +6,7 @@ outside becomes inputs. Layers of equal structure are run once. Used with ``Conf
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -15,10 +15,7 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.fx.node import map_arg
 
 from moe_graph.passes import meta
-from moe_graph.passes.layer import Layer
-from moe_graph.passes.loop_layer import LoopLayer
-from moe_graph.passes.rewrite import LayerRewrite
-from moe_graph.passes.rewrite_loop import LoopRewrite
+from moe_graph.passes.rewriting import ProvedLayer, Rewrite
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-8}
 """Largest difference by dtype, relative to the largest element of the result."""
@@ -47,45 +44,64 @@ class Verifier:
 
     def __init__(self, owner: GraphModule) -> None:
         self._owner = owner
-        self._done: set[Hashable] = set()
-        self._before: GraphModule | None = None
-        self._inputs: list[Node] = []
+        self._found: dict[Hashable, tuple[float, float] | None] = {}
 
-    def before(self, layer: Layer | LoopLayer) -> None:
-        """Copy the part of the graph that is about to change."""
-        nodes = [n for n in self._owner.graph.nodes if n in layer.body or n in layer.dead]
-        self._inputs = boundary(nodes)
-        key = structure(nodes, self._inputs)
-        self._before = None
-        if key not in self._done:
-            self._done.add(key)
-            self._before = extract(self._owner, nodes, self._inputs, layer.ending.result)
+    def check(self, layer: ProvedLayer, rewrite: Rewrite) -> tuple[float, float] | None:
+        """Connect a prepared rewrite and run it against what it replaces.
 
-    def after(
-        self, layer: Layer | LoopLayer, rewrite: LayerRewrite | LoopRewrite, path: str
-    ) -> None:
-        """Run both forms of the part that changed.
+        The ids are random, then all tokens go to the first experts, then none to the last ones.
 
-        Raises:
-            VerificationError: they differ.
+        Returns:
+            Largest difference and the limit that it exceeds, None where they agree.
         """
-        if self._before is None:
-            return
-        members = layer.body | set(rewrite.nodes)
-        nodes = [n for n in self._owner.graph.nodes if n in members]
-        new = extract(self._owner, nodes, self._inputs, rewrite.replacements[layer.end])
-        values = _random_inputs(self._inputs, layer)
+        old = [n for n in self._owner.graph.nodes if n in layer.body or n in layer.dead]
+        inputs = boundary(old)
+        key = structure(old, inputs)
+        before = None
+        if key not in self._found:
+            before = extract(self._owner, old, inputs, layer.ending.result)
+        rewrite.connect()
+        if before is not None:
+            members = layer.body | set(rewrite.nodes)
+            new = [n for n in self._owner.graph.nodes if n in members]
+            after = extract(self._owner, new, inputs, rewrite.total)
+            self._found[key] = _difference(before, after, inputs, layer, rewrite.total)
+        return self._found[key]
+
+
+def _difference(
+    before: GraphModule, after: GraphModule, inputs: list[Node], layer: ProvedLayer, total: Node
+) -> tuple[float, float] | None:
+    """Return the largest difference and its limit, None where it keeps the limit."""
+    for choose in _CHOICES:
+        values = _random_inputs(inputs, layer, choose)
         with torch.no_grad():
             # Copies, for the parts may write in place.
-            expected = self._before(*copies(values)).float()
-            result = new(*copies(values)).float()
+            expected = before(*copies(values)).float()
+            result = after(*copies(values)).float()
         both_nan = result.isnan() & expected.isnan()
         difference = (result - expected).abs().masked_fill(both_nan, 0.0)
         error = difference.max().item() if expected.numel() else 0.0
         scale = expected.nan_to_num().abs().max().item() if expected.numel() else 0.0
-        limit = TOLERANCE.get(meta.dtype(rewrite.replacements[layer.end]), 1e-5) * max(scale, 1.0)
+        limit = TOLERANCE.get(meta.dtype(total), 1e-5) * max(scale, 1.0)
         if not error <= limit:
-            raise VerificationError(path, error, limit)
+            return error, limit
+    return None
+
+
+def _any_experts(scores: torch.Tensor, top_k: int) -> torch.Tensor:
+    return scores.topk(top_k)[1]
+
+
+def _first_experts(scores: torch.Tensor, top_k: int) -> torch.Tensor:
+    return torch.arange(top_k).expand(*scores.shape[:-1], top_k).contiguous()
+
+
+def _not_the_last(scores: torch.Tensor, top_k: int) -> torch.Tensor:
+    return scores[..., : max(top_k, scores.shape[-1] - 1)].topk(top_k)[1]
+
+
+_CHOICES = (_any_experts, _first_experts, _not_the_last)
 
 
 def extract(owner: GraphModule, nodes: list[Node], inputs: list[Node], result: Any) -> GraphModule:
@@ -117,7 +133,11 @@ def structure(nodes: list[Node], inputs: list[Node]) -> Hashable:
     return tuple(describe(node)[2] for node in inputs), tuple(map(describe, nodes))  # type: ignore[index]
 
 
-def _random_inputs(inputs: Iterable[Node], layer: Layer | LoopLayer) -> list[Any]:
+def _random_inputs(
+    inputs: Iterable[Node],
+    layer: ProvedLayer,
+    choose: Callable[[torch.Tensor, int], torch.Tensor],
+) -> list[Any]:
     """Return values for the inputs: distinct experts for the ids, small numbers elsewhere."""
     generator = torch.Generator().manual_seed(0)
     values: list[Any] = []
@@ -129,7 +149,7 @@ def _random_inputs(inputs: Iterable[Node], layer: Layer | LoopLayer) -> list[Any
         dims = [concrete(dim) for dim in value.shape]
         if node is layer.root.ids:
             scores = torch.rand(*dims[:-1], layer.experts, generator=generator)
-            values.append(scores.topk(dims[-1])[1].to(value.device, value.dtype))
+            values.append(choose(scores, dims[-1]).to(value.device, value.dtype))
         elif value.dtype.is_floating_point:
             drawn = torch.randn(dims, generator=generator) / max(dims[-1], 1) ** 0.5
             values.append(drawn.to(value.device, value.dtype))

@@ -10,10 +10,22 @@ from torch import nn
 
 from moe_graph.config import Config
 from moe_graph.passes import fused, rewrite_moe_layers, verify
+from moe_graph.report import LayerReport
+from tests.passes import test_gathered_weights, test_loops, test_splits
 from tests.passes.families import FAMILIES
 from tests.passes.families import HIDDEN as FAMILY_HIDDEN
 from tests.passes.handwritten import HIDDEN, TOKENS, HandwrittenMoe
+from tests.passes.test_gathered_weights import GatheredMoe
 from tests.passes.test_layers import Stack
+from tests.passes.test_loops import LoopMoe
+
+MODULES = [
+    HandwrittenMoe(),
+    GatheredMoe(test_gathered_weights._einsum),
+    LoopMoe(test_loops._modules),
+    LoopMoe(test_splits._two_blocks),
+    LoopMoe(test_loops._any),
+]
 
 
 def compile_verified(module: nn.Module, dynamic: bool = False) -> Any:
@@ -33,11 +45,32 @@ def test_right_rewrites_pass(model: str, dtype: torch.dtype, dynamic: bool) -> N
     compile_verified(block, dynamic)(torch.randn(2, 9, FAMILY_HIDDEN, dtype=dtype))
 
 
-def test_wrong_rewrite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", MODULES, ids=["sorted", "gathered", "loop", "split", "mask"])
+def test_wrong_rewrite_is_taken_back(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_ROW_ORDER_NO_DROP", 0)  # the column order of the rows
-    with pytest.raises(Exception, match="rewritten and original differ") as raised:
-        compile_verified(HandwrittenMoe())(torch.randn(TOKENS, HIDDEN))
-    assert isinstance(raised.value.__cause__ or raised.value.inner_exception, RuntimeError)
+    before: list[str] = []
+    after: list[str] = []
+    reports: list[LayerReport] = []
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
+        before.extend(str(node.format_node()) for node in gm.graph.nodes)
+        reports.extend(rewrite_moe_layers(gm, Config(verify=True)))
+        after.extend(str(node.format_node()) for node in gm.graph.nodes)
+        assert not any("custom" in node.meta and node.meta["custom"] for node in gm.graph.nodes)
+        return gm.forward
+
+    x = torch.randn(TOKENS, HIDDEN)
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(x), module(x))
+    (report,) = reports
+    assert report.status == "kept"
+    assert report.reasons[0].check == "verify"
+    assert after == before
+
+
+@pytest.mark.parametrize("module", MODULES, ids=["sorted", "gathered", "loop", "split", "mask"])
+def test_every_form_passes(module: nn.Module) -> None:
+    compile_verified(module)(torch.randn(TOKENS, HIDDEN))
 
 
 def test_equal_layers_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,4 +84,4 @@ def test_equal_layers_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "_random_inputs", counting)
     module = Stack(*(HandwrittenMoe() for _ in range(4)))
     compile_verified(module)(torch.randn(TOKENS, HIDDEN))
-    assert len(runs) == 1
+    assert len(runs) == 3, "one layer, three choices of experts"
