@@ -47,6 +47,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	HF_HUB_OFFLINE=1 MOE_GRAPH_QUIET=1 $(BIN)/python benchmarks/moe_block.py
 	MOE_GRAPH_QUIET=1 $(BIN)/python -m benchmarks.routing_ops
+	MOE_GRAPH_QUIET=1 $(BIN)/python -m benchmarks.compile_time
 
 clean:
 	rm -rf $(VENV) build dist moe_graph/emulator/lib moe_graph_dump
