@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,8 @@ from moe_graph.frontends.tracing import (
 )
 from moe_graph.frontends.transformers_experts import serve_eager_experts
 from moe_graph.report import KeptLayerError
+
+logger = logging.getLogger("moe_graph")
 
 _BINCOUNT = torch.ops.aten.bincount.default
 _FLAGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
@@ -143,9 +146,16 @@ def _compile_frame(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
             _tell(compiler_fn, attempt, _end_of_graph(output))
             return output
     except BackendCompilerFailed as error:
-        if not attempt.mattered or isinstance(error.inner_exception, KeptLayerError):
-            raise
         failure: Any = error.inner_exception
+        if not attempt.mattered or isinstance(failure, KeptLayerError):
+            raise
+        if not isinstance(failure, CapturedInVainError):
+            logger.warning(
+                "compiled without the loops of %s in one graph, which failed: %s: %s",
+                args[0].co_qualname,
+                type(failure).__name__,
+                str(failure).partition("\n")[0],
+            )
     except Exception as error:
         failure = error  # Without capture dynamo meets it again, or it came from capture.
     output = None

@@ -76,13 +76,7 @@ def lists_are_concatenated(reading: Reading, loop: ast.For, lists: set[str]) -> 
         if not isinstance(node, ast.Name) or node.id not in lists or node.lineno <= end:
             continue
         use = parents[id(node)]
-        joined = (
-            isinstance(use, ast.Call)
-            and isinstance(use.func, ast.Attribute | ast.Name)
-            and ast.unparse(use.func).rpartition(".")[2] in ("cat", "concat", "concatenate")
-            and all(ast.unparse(keyword.value) == "0" for keyword in use.keywords)
-            and all(ast.unparse(arg) == "0" for arg in use.args[1:])
-        )
+        joined = isinstance(use, ast.Call) and is_concatenation(use)
         tested = isinstance(use, ast.IfExp | ast.If) and use.test is node
         if not joined and not tested:
             raise Refusal(
@@ -91,6 +85,16 @@ def lists_are_concatenated(reading: Reading, loop: ast.For, lists: set[str]) -> 
                 f"a use of {node.id} other than torch.cat by rows",
                 "a list that becomes one tensor",
             )
+
+
+def is_concatenation(call: ast.Call) -> bool:
+    """Whether a call is ``torch.cat`` by rows."""
+    return (
+        isinstance(call.func, ast.Attribute | ast.Name)
+        and ast.unparse(call.func).rpartition(".")[2] in ("cat", "concat", "concatenate")
+        and all(ast.unparse(keyword.value) == "0" for keyword in call.keywords)
+        and all(ast.unparse(arg) == "0" for arg in call.args[1:])
+    )
 
 
 def without_unread(tree: ast.FunctionDef, reading: Reading) -> ast.FunctionDef:

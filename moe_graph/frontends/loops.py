@@ -25,6 +25,7 @@ from __future__ import annotations
 import ast
 import copy
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from moe_graph.frontends.choices import Choices
 from moe_graph.frontends.experts import (
@@ -37,6 +38,7 @@ from moe_graph.frontends.experts import (
     targets_of,
 )
 from moe_graph.frontends.leftovers import (
+    is_concatenation,
     lists_are_concatenated,
     read_after,
     without_unread,
@@ -68,8 +70,7 @@ def lift_loops(reading: Reading) -> Lifted:
     The tree of `reading` is not changed.
     """
     lifted = Lifted(copy.copy(reading.source.tree))
-    choices = Choices(reading)
-    lifted.tree.body = _Block(reading, lifted).run(reading.source.tree.body, choices)
+    lifted.tree.body = _Block(reading, lifted).function()
     if lifted.loops:
         lifted.tree = without_unread(lifted.tree, reading)
     return lifted
@@ -81,6 +82,12 @@ class _Block:
     def __init__(self, reading: Reading, lifted: Lifted) -> None:
         self._reading = reading
         self._lifted = lifted
+        self._joined: dict[str, str] = {}
+
+    def function(self) -> list[ast.stmt]:
+        """Return the statements of the function with its loops lifted."""
+        body = self.run(self._reading.source.tree.body, Choices(self._reading))
+        return [_WithRows(self._joined).visit(copy.deepcopy(statement)) for statement in body]
 
     def run(self, statements: list[ast.stmt], choices: Choices) -> list[ast.stmt]:
         written: list[ast.stmt] = []
@@ -147,7 +154,9 @@ class _Block:
                 self._lifted.refused.append((node, refusal))
             return [node]
         self._lifted.loops.append(node)
-        return [ast.copy_location(statement, node) for statement in before] + [loop]
+        if turn.values.parts:
+            self._joined |= dict.fromkeys(turn.lists, next(iter(turn.values.parts)))
+        return [*(_placed(statement, node) for statement in before), loop]
 
     def _written(
         self, node: ast.For, choices: Choices, turn: Turn, body: list[ast.stmt]
@@ -168,6 +177,40 @@ class _Block:
         if mask is not None and mask.signed:
             before += _only_hits(mask, turn, loop)
         return before, ast.fix_missing_locations(ast.copy_location(loop, node))
+
+
+class _WithRows(ast.NodeTransformer):
+    """Says how many rows the parts of a tensor have together: as many as the tensor.
+
+    Dynamo knows the parts by sizes that the data decide, and would take their sum for another
+    such size. The parts of a split do add up, so that ``expand`` expands nothing.
+    """
+
+    def __init__(self, joined: dict[str, str]) -> None:
+        self._joined = joined
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        parts = node.args[0] if node.args else None
+        joins = isinstance(node.func, ast.Attribute) and is_concatenation(node)
+        if not joins or not isinstance(parts, ast.Name) or parts.id not in self._joined:
+            self.generic_visit(node)
+            return node
+        rows = f"{self._joined[parts.id]}.shape[0], *{parts.id}[0].shape[1:]"
+        whole = _placed(ast.parse(f"joined.expand({rows})", mode="eval").body, node)
+        assert isinstance(whole, ast.Call)
+        assert isinstance(whole.func, ast.Attribute)
+        whole.func.value = node
+        return whole
+
+
+_Node = TypeVar("_Node", bound=ast.AST)
+
+
+def _placed(made: _Node, node: ast.AST) -> _Node:
+    """Return a node that was made, with all its parts, at the line of another."""
+    for part in ast.walk(made):
+        ast.copy_location(part, node)
+    return made
 
 
 def _only_hits(mask: Mask, turn: Turn, loop: ast.For) -> list[ast.stmt]:
