@@ -26,9 +26,9 @@ def render(report: Report) -> str:
         console.print(f"kept {layer.path} ({layer.source}):", markup=False)
         for reason in layer.reasons:
             console.print(f"  - {reason}", markup=False, soft_wrap=True)
-    for reason, paths in _kept_routers(report).items():
+    for why, paths in _kept_routers(report).items():
         console.print(f"router of {paths} stays:", markup=False)
-        console.print(f"  - {reason}", markup=False, soft_wrap=True)
+        console.print(f"  - {why}", markup=False, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().rstrip()
 
