@@ -78,7 +78,7 @@ class Config:
             ``"warn"`` logs one line, ``"error"`` raises :class:`moe_graph.report.KeptLayerError`,
             ``"ignore"`` leaves it to the report.
         verify: run every rewritten region against the nodes it replaced, on random inputs, while
-            compiling; a difference is an error.
+            compiling; where they differ, the region stays as it was and the report says so.
         dump_dir: directory that receives the FX graph before and after the passes, the GE graph and
             ``report.json``; None writes nothing.
         fuse_routers: which routers of rewritten layers one op (MoeGatingTopKSoftmax, its V2, or

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torchair import npu_fx_compiler
 
 import moe_graph
-from tests.models.blocks import HIDDEN, moe_block, tokens
+from tests.models.blocks import HIDDEN, kept_block, moe_block, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +24,13 @@ def _no_earlier_graphs() -> None:
 
 
 def run(
-    experts: str = "grouped_mm",
     config: moe_graph.Config | None = None,
     dynamic: bool | None = None,
+    build: Callable[[], torch.nn.Module] = moe_block,
     **options: Any,
 ) -> moe_graph.Report:
     """Compile and run a block, check the result, return the report."""
-    block = moe_block(experts)
+    block = build()
     want = block(tokens())
     backend = moe_graph.npu_backend(config, **options)
     got = torch.compile(block.npu(), backend=backend, fullgraph=True, dynamic=dynamic)(
@@ -43,11 +44,11 @@ def run(
 def test_a_kept_layer_runs_as_it_is(
     on_miss: str, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    report = run("batched_mm", moe_graph.Config(on_miss=on_miss))
+    report = run(moe_graph.Config(on_miss=on_miss), build=kept_block)
     (layer,) = report.kept
     assert layer.fx_nodes_before == layer.fx_nodes_after
     (reason,) = layer.reasons
-    assert "grouped_mm" in reason.hint
+    assert reason.check == "row-wise"
     records = [record for record in caplog.records if record.name == "moe_graph"]
     assert [record.levelno for record in records] == [logging.WARNING] * lines
     for record in records:
@@ -56,8 +57,8 @@ def test_a_kept_layer_runs_as_it_is(
 
 
 def test_a_kept_layer_is_an_error_where_that_was_asked_for() -> None:
-    with pytest.raises(BackendCompilerFailed, match=r"(?s)MoE layer experts .*form at bmm") as info:
-        run("batched_mm", moe_graph.Config(on_miss="error"))
+    with pytest.raises(BackendCompilerFailed, match=r"(?s)MoE layer .*row-wise at mean") as info:
+        run(moe_graph.Config(on_miss="error"), build=kept_block)
     error = info.value.inner_exception
     assert isinstance(error, moe_graph.KeptLayerError)
     assert error.layer.status == "kept"
@@ -65,7 +66,7 @@ def test_a_kept_layer_is_an_error_where_that_was_asked_for() -> None:
 
 def test_a_rewritten_layer_is_no_reason_to_speak(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="moe_graph"):
-        report = run(config=moe_graph.Config(on_miss="error"))
+        report = run(moe_graph.Config(on_miss="error"))
     assert [layer.status for layer in report.layers] == ["rewritten"]
     assert not caplog.records
 
@@ -126,13 +127,13 @@ def test_another_torchair_is_refused(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_verify_runs_every_rewrite_against_what_it_replaced() -> None:
-    report = run(config=moe_graph.Config(verify=True))
+    report = run(moe_graph.Config(verify=True))
     assert len(report.rewritten) == 1
 
 
 @pytest.mark.parametrize("soc", ["A2", "A3", "950"])
 def test_every_product(soc: str) -> None:
-    assert len(run(config=moe_graph.Config(soc=soc)).rewritten) == 1
+    assert len(run(moe_graph.Config(soc=soc)).rewritten) == 1
 
 
 def test_a_function_without_tensors_in_it() -> None:

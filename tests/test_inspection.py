@@ -10,7 +10,7 @@ import torch
 import moe_graph
 from moe_graph.emulator.engine import session
 from moe_graph.inspection import Doctor, every_compile_uses
-from tests.models.blocks import moe_block, tokens
+from tests.models.blocks import kept_block, moe_block, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +43,13 @@ def test_a_patched_engine_would_have_been_noticed() -> None:
 
 
 def test_explain_reports_kept_layers_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:
-    report = moe_graph.explain(moe_block("batched_mm").npu(), tokens().npu())
+    report = moe_graph.explain(kept_block().npu(), tokens().npu())
     assert [layer.status for layer in report.layers] == ["kept"]
     assert not [record for record in caplog.records if record.name == "moe_graph"]
 
 
 def test_explain_takes_keyword_arguments_functions_and_settings() -> None:
-    block = moe_block("batched_mm").npu()
+    block = kept_block().npu()
 
     def function(x: torch.Tensor, *, factor: float) -> torch.Tensor:
         return block(x) * factor

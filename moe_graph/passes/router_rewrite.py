@@ -70,6 +70,10 @@ class RouterRewrite:
             self._emit.undo()
             raise
 
+    def undo(self) -> None:
+        """Take the op that was prepared out again."""
+        self._emit.undo()
+
     def apply(self) -> None:
         """Use the op in place of the old nodes, and erase what falls away."""
         plan = self._plan

@@ -22,7 +22,6 @@ from moe_graph.passes.router_rewrite import RouterRewrite
 from moe_graph.passes.router_values import Values
 from moe_graph.passes.verify import (
     TOLERANCE,
-    VerificationError,
     boundary,
     concrete,
     copies,
@@ -37,13 +36,14 @@ class RouterVerifier:
     def __init__(self, owner: GraphModule, values: Values) -> None:
         self._owner = owner
         self._values = values
-        self._done: set[Hashable] = set()
+        self._found: dict[Hashable, tuple[float, float] | None] = {}
 
-    def check(self, plan: Plan, rewrite: RouterRewrite, path: str) -> None:
+    def check(self, plan: Plan, rewrite: RouterRewrite) -> tuple[float, float] | None:
         """Run the op and what it replaces, both of which are in the graph.
 
-        Raises:
-            VerificationError: they differ.
+        Returns:
+            Largest difference and the limit that it exceeds, None where they agree. The difference
+            is infinite where the source could not have chosen these experts.
         """
         graph, selection = self._owner.graph, plan.selection
         operands = {n for n in (plan.logits, plan.bias) if n is not None}
@@ -53,21 +53,23 @@ class RouterVerifier:
         new_nodes = [n for n in graph.nodes if n in set(rewrite.nodes)]
         inputs = list(dict.fromkeys((*boundary(old_nodes), *boundary(new_nodes))))
         key = structure([*old_nodes, *new_nodes], inputs)
-        if key in self._done:
-            return
-        self._done.add(key)
+        if key in self._found:
+            return self._found[key]
         new_results = (rewrite.expert_idx, *rewrite.weights.values())
         old = extract(self._owner, old_nodes, inputs, old_results)
         new = extract(self._owner, new_nodes, inputs, new_results)
         kinds = [meta.dtype(n) for n in plan.weights]
         limit = max((TOLERANCE.get(kind, 1e-5) for kind in kinds), default=1e-5)
+        self._found[key] = None
         for drawn in _draws(inputs, plan):
             with torch.no_grad():
                 ranked, *expected = old(*copies(drawn))
                 result = new(*copies(drawn))
             error = _difference(ranked, expected, result)
             if not error <= limit:
-                raise VerificationError(f"{path} (router)", error, limit)
+                self._found[key] = error, limit
+                break
+        return self._found[key]
 
 
 def _draws(inputs: list[Node], plan: Plan) -> Iterator[list[Any]]:
