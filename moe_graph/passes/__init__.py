@@ -3,6 +3,7 @@
 Each stage reads what the stage before it found:
 
 ==================  ==================================================================
+``simplify``        no-ops and what nobody reads leave the graph
 ``canonical``       one op name and argument list per node, whatever its spelling
 ``memory``          who shares memory, and when it is written
 ``analysis``        the walk; ``facts_*`` hold its rules, ``facts`` what they say
@@ -33,8 +34,9 @@ def rewrite_moe_layers(gm: torch.fx.GraphModule, config: Config) -> list[LayerRe
         config: settings; ``verify`` makes every rewritten layer run against what it replaced.
 
     Returns:
-        One report per MoE layer, rewritten or kept, in graph order. Nothing outside a rewritten
-        layer is touched, and a graph without MoE layers is not touched at all.
+        One report per MoE layer, rewritten or kept, in graph order. A graph in which no layer is
+        rewritten stays as it was. Elsewhere no-ops and calls that nobody reads go, and else nothing
+        outside the rewritten layers is touched.
     """
     with use_product(config.product):
         return rewrite_graph(gm, config)

@@ -19,6 +19,7 @@ from moe_graph.passes.rewrite import LayerRewrite
 from moe_graph.passes.rewrite_loop import LoopRewrite
 from moe_graph.passes.router_pass import rewrite_routers
 from moe_graph.passes.routers import router_name
+from moe_graph.passes.simplify import simplified
 from moe_graph.passes.verify import Verifier
 from moe_graph.provenance import module_path, source_line
 from moe_graph.report import LayerReport
@@ -33,6 +34,10 @@ def _rewrite_graph(gm: GraphModule, config: Config, results: Results) -> list[La
     reports: list[LayerReport] = []
     for body in checkpoint_bodies(gm):
         reports += _rewrite_graph(body, config, results)
+    original = gm.graph
+    simpler = simplified(original)
+    if simpler is not None:
+        gm.graph = simpler
     facts = Facts(gm.graph)
     verifier = Verifier(gm) if config.verify else None
     # From the last to the first: what a layer reads may be the result of an earlier one.
@@ -53,6 +58,8 @@ def _rewrite_graph(gm: GraphModule, config: Config, results: Results) -> list[La
     if any(report.status == "rewritten" for report in own):
         gm.graph.lint()
         gm.recompile()
+    elif simpler is not None:
+        gm.graph = original
     return reports
 
 

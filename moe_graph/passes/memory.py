@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
+import torch
 from torch.fx import Node
 
 from moe_graph.passes import meta
 from moe_graph.passes.canonical import Call
 from moe_graph.passes.spellings import VIEWS
+
+_NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
 
 
 class Memory:
@@ -35,6 +38,8 @@ class Memory:
             return
         if call.op == "result" and call["input"] in self._fresh_tuples:
             self._union(node, (call["input"], call["index"]))
+            return
+        if isinstance(meta.example(node), _NUMBERS):
             return
         if not call.known:
             for source in node.all_input_nodes:

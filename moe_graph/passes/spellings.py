@@ -96,6 +96,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "softmax": {"input": REQUIRED, "dim": None, "dtype": None},
     "sort": {"input": REQUIRED, "dim": -1, "descending": False, "stable": False},
     "split": {"input": REQUIRED, "split_size": REQUIRED, "dim": 0},
+    "sub": {"input": REQUIRED, "other": REQUIRED, "alpha": 1},
     "sum": {"input": REQUIRED, "dim": None, "keepdim": False, "dtype": None},
     "topk": {"input": REQUIRED, "k": REQUIRED, "dim": -1, "largest": True, "sorted": True},
     "where": {"condition": REQUIRED, "input": None, "other": None},

@@ -15,7 +15,6 @@ from tests.passes.forms import OTHERS, SORTED
 from tests.passes.handwritten import HIDDEN, TOKENS, HandwrittenMoe
 
 GAPS = {
-    "SplitRows": "P5: host split lists are not read",
     "GatheredEinsum": "P6: the body keeps the shape [T, K, I], at the price of two Reshape",
 }
 """Form -> why its graph is another one."""

@@ -41,6 +41,7 @@ class Family:
         config: class of its settings.
         products: grouped products of its experts.
         gates: products with a gate that SwiGlu computes.
+        gates_in_bf16: in bfloat16 too; False where the source computes the gate in float32.
         arguments: of the block's constructor after the config.
         settings: what differs from the common settings.
     """
@@ -50,6 +51,7 @@ class Family:
     config: str
     products: int = 2
     gates: int = 1
+    gates_in_bf16: bool = True
     arguments: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -104,5 +106,5 @@ FAMILIES = [
     Family("mimo_v2_flash", "MiMoV2FlashMoE", "MiMoV2FlashConfig"),
     Family("openai_privacy_filter", "OpenAIPrivacyFilterMLP", "OpenAIPrivacyFilterConfig", gates=0),
     Family("muse_spark", "MuseSparkMoE", "MuseSparkTextConfig"),
-    Family("beam", "BeamMoE", "BeamConfig", gates=0),
+    Family("beam", "BeamMoE", "BeamConfig", gates_in_bf16=False),
 ]

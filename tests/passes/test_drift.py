@@ -18,13 +18,13 @@ from torch.fx import GraphModule
 from moe_graph.config import Config
 from moe_graph.passes import rewrite_moe_layers
 from moe_graph.report import LayerReport
-from tests.passes.drift import CHANGES, checkpointed, mutants
+from tests.passes.drift import CHANGES, NO_OPS, checkpointed, mutants
 from tests.passes.drift_layers import Layer, layers, results
 
 OF_SERVED, OF_OTHERS = 16, 3
 """Mutants of a layer that is rewritten as it is, and of one that is kept."""
 
-MAY_BE_KEPT = {"sorted": 0.45, "gathered": 0.45, "loop": 0.92}
+MAY_BE_KEPT = {"sorted": 0.2, "gathered": 0.2, "loop": 0.4}
 """Kind of layer -> share of the mutants of layers that are rewritten as they are."""
 
 PLACES = {"sorted": 4, "gathered": 8, "loop": 8}
@@ -139,27 +139,22 @@ def test_most_mutants_are_rewritten(kind: str, drift: Drift) -> None:
     assert outcomes["rewritten"] >= (1 - MAY_BE_KEPT[kind]) * outcomes.total(), outcomes
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="ids behind one more no-op leave no trace"
-)
 def test_no_mutant_is_passed_over_in_silence(drift: Drift) -> None:
     assert not any(outcomes["silent"] for outcomes in drift.outcomes.values())
 
 
-NO_OP = "a no-op hides what it passes on"
-READER = "who reads only a size, or is never read, counts as a reader of the order of the rows"
-OPAQUE = ["view", "+ 0", "* 1", "dropout 0", "unsqueeze squeeze", "transpose transpose"]
+SHOWN = {"interior-user", "in-place-write"}
+"""Checks that a layer rightly fails when the order of its rows, or half a sum, is returned."""
 
-GAPS: dict[tuple[str, str], str] = {
-    **{(kind, change): NO_OP for kind in PLACES for change in OPAQUE},
-    ("gathered", "cast"): NO_OP,
-    **{("loop", change): NO_OP for change in ("[:]", "[...]", "contiguous", "clone", "cast")},
-    **{(kind, change): READER for kind in PLACES for change in ("reader", "returned size")},
+STRIDED = {"combine", "combine-weights", "experts", "row-operand"}
+"""Checks that a layer may fail behind a copy of every other element, or of what is written later:
+the strides, or the moment, are then other ones, and the copy stays."""
+
+MAY_FAIL: dict[str, set[str]] = {
+    **dict.fromkeys(NO_OPS, STRIDED),
+    **dict.fromkeys(("returned size", "returned detached", "returned flat"), SHOWN),
 }
-"""(Kind, change) -> why a layer may be kept after it."""
-
-LEGITIMATE = {"returned detached": {"interior-user"}, "returned flat": {"interior-user"}}
-"""Change -> checks that it rightly fails: an order that is the layer's own is not shown."""
+"""Change -> checks that a layer may fail after it."""
 
 
 @pytest.fixture(scope="module")
@@ -167,18 +162,7 @@ def served_layers() -> list[Layer]:
     return [layer for layer in layers(False) if is_served(layer)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "change"),
-    [
-        pytest.param(
-            *case,
-            marks=[pytest.mark.xfail(strict=True, raises=AssertionError, reason=GAPS[case])]
-            if case in GAPS
-            else [],
-        )
-        for case in itertools.product(PLACES, CHANGES)
-    ],
-)
+@pytest.mark.parametrize(("kind", "change"), itertools.product(PLACES, CHANGES))
 def test_one_change_keeps_no_layer(kind: str, change: str, served_layers: list[Layer]) -> None:
     outcomes: Counter[str] = Counter()
     places = PLACES[kind]
@@ -199,11 +183,16 @@ def test_one_change_keeps_no_layer(kind: str, change: str, served_layers: list[L
             if reports is not None:
                 outcomes[outcome(reports)] += 1
     assert outcomes.total() >= 10
-    assert set(outcomes) - LEGITIMATE.get(change, set()) == {"rewritten"}, outcomes
+    assert set(outcomes) - MAY_FAIL.get(change, set()) == {"rewritten"}, outcomes
+    if MAY_FAIL.get(change) is not SHOWN:
+        assert outcomes["rewritten"] >= 0.9 * outcomes.total(), outcomes
 
 
 def test_checkpointing_keeps_no_layer(served_layers: list[Layer]) -> None:
     for layer in served_layers:
         reports = passed(layer, "checkpoint", checkpointed(layer.gm))
-        assert reports is not None
-        assert outcome(reports) == "rewritten", layer.name
+        if reports is None:
+            # What is written in place cannot be computed again.
+            assert layer.name.startswith("Torchtitan")
+        else:
+            assert outcome(reports) == "rewritten", layer.name

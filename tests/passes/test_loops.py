@@ -258,7 +258,7 @@ def _scaled_by_number(m: LoopMoe, r: Routing) -> Tensor:
     out = torch.zeros_like(r.x)
     for expert in range(EXPERTS):
         token, choice = torch.where(r.ids == expert)
-        y = m.stacked(r.x[token], expert) * (1.0 + (expert == 2))
+        y = m.stacked(r.x[token], expert) * (2.0 + (expert == 2))
         out.index_add_(0, token, y * r.weights[token, choice, None])
     return out
 
@@ -302,7 +302,7 @@ def _seen_outside(m: LoopMoe, r: Routing) -> Any:
     ("spelling", "check", "named"),
     [
         (_odd_activation, "equal-experts", "expert 3: gelu"),
-        (_scaled_by_number, "equal-experts", "expert 2: other = 2.0"),
+        (_scaled_by_number, "equal-experts", "expert 2: other = 3.0"),
         (_one_missing, "experts", "experts 0 to 4, 5 in all"),
         (_one_twice, "interior-user", ""),
         (_seen_outside, "interior-user", ""),
