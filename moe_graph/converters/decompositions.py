@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 
 from moe_graph.converters.attention import ATTENTION_DECOMPOSITIONS
+from moe_graph.converters.kept_experts import kept_experts_decompositions
 from moe_graph.converters.solve_triangular import solve_triangular
 from moe_graph.converters.token_permute_950 import decompositions_on_950
 from moe_graph.ops.npu_forms import FORMS
@@ -209,9 +210,13 @@ def _select_backward(grad: Tensor, input_sizes: list[int], dim: int, index: int)
     return aten.slice_backward.default(rows, input_sizes, dim, start, start + 1, 1)
 
 
-@functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return op -> decomposition for TorchAir's ``custom_decompositions``."""
+    return _constant_decompositions() | kept_experts_decompositions()
+
+
+@functools.cache
+def _constant_decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         **get_decompositions(_FROM_PYTORCH),
         npu._npu_dtype_cast_backward.default: _cast_backward,

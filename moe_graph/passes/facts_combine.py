@@ -214,6 +214,12 @@ def _index_add(call: Call, facts: Facts) -> Fact | Miss | None:
     return add_by_token(call, facts, call["index"], call["source"])
 
 
+@rule("scatter_reduce")
+def _scatter_reduce(call: Call, facts: Facts) -> Fact | Miss | None:
+    sums = call["reduce"] == "sum" and call["include_self"] is True
+    return _scatter_add(call, facts) if sums else None
+
+
 @rule("scatter_add")
 def _scatter_add(call: Call, facts: Facts) -> Fact | Miss | None:
     if meta.wrap_dim(call["dim"], len(meta.shape(call["input"]))) != 0:

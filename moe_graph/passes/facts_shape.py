@@ -189,7 +189,7 @@ def slots_lead(fact: Unpermuted, dims: tuple[Any, ...]) -> bool:
     return by_k and meta.same_dim(tokens, fact.root.tokens)
 
 
-@rule("expand")
+@rule("expand", "repeat")
 def _expand(call: Call, facts: Facts) -> Fact | None:
     source = call["input"]
     fact, old, new = facts.of(source), meta.shape(source), meta.shape(call.node)
@@ -205,7 +205,7 @@ def _expand(call: Call, facts: Facts) -> Fact | None:
 
 
 def _repeated_by_expand(call: Call, facts: Facts) -> Fact | None:
-    """Read ``x.unsqueeze(1).expand(-1, K, -1)``, rows repeated once per slot."""
+    """Read ``x.unsqueeze(1).expand(-1, K, -1)`` or ``.repeat(1, K, 1)``: rows once per slot."""
     source, new = call["input"], meta.shape(call.node)
     unsqueeze = facts.calls.get(source)
     if unsqueeze is None or unsqueeze.op != "reshape" or len(new) != 3:

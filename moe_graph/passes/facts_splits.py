@@ -4,6 +4,7 @@
 
     counts[e], counts[e].item()                CountOf
     rows.split([count_0, ..., count_(E-1)])    Part, one per expert
+    token.split(...), order.split(...)         TokenOfRow, Order of one expert each
     torch.cat([y_0, ..., y_(E-1)])             Joined: rows in the order before the split
 """
 
@@ -24,6 +25,7 @@ from moe_graph.passes.facts import (
     Order,
     Outputs,
     Part,
+    TokenOfRow,
 )
 from moe_graph.passes.facts_rowwise import as_row_wise, grouped_order, row_local
 from moe_graph.passes.misses import Miss
@@ -47,7 +49,10 @@ def entry_of_counts(call: Call, fact: Counts) -> Fact | None:
 @rule("split")
 def _split(call: Call, facts: Facts) -> Fact | Miss | None:
     source, sizes = call["input"], call["split_size"]
-    order = grouped_order(facts.of(source))
+    fact = facts.of(source)
+    order = fact if isinstance(fact, Order) else grouped_order(fact)
+    if isinstance(fact, TokenOfRow):
+        order = fact.order
     if order is None or not isinstance(sizes, tuple | list) or not meta.is_tensor(source):
         return row_local(call, facts)
     if meta.wrap_dim(call["dim"], len(meta.shape(source))) != 0:
@@ -65,11 +70,12 @@ def _split(call: Call, facts: Facts) -> Fact | Miss | None:
             lambda: f"rows split into {list(map(str, sizes))}",
             "one part per expert, of as many rows as the expert has",
         )
-    parts = tuple(
-        Part(order.root, replace(order, expert=expert), source, call.node)
-        for expert in range(len(counts))
-    )
-    return Outputs(parts)
+    own = [replace(order, expert=expert) for expert in range(len(counts))]
+    if isinstance(fact, Order):
+        return Outputs(tuple(own))
+    if isinstance(fact, TokenOfRow):
+        return Outputs(tuple(TokenOfRow(order.root, part) for part in own))
+    return Outputs(tuple(Part(order.root, part, source, call.node) for part in own))
 
 
 def join(call: Call, facts: Facts) -> Joined | None:

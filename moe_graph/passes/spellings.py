@@ -85,6 +85,14 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "repeat_interleave": {"input": REQUIRED, "repeats": None, "dim": None, "output_size": None},
     "scatter": {"input": REQUIRED, "dim": REQUIRED, "index": REQUIRED, "src": REQUIRED},
     "scatter_add": {"input": REQUIRED, "dim": REQUIRED, "index": REQUIRED, "src": REQUIRED},
+    "scatter_reduce": {
+        "input": REQUIRED,
+        "dim": REQUIRED,
+        "index": REQUIRED,
+        "src": REQUIRED,
+        "reduce": REQUIRED,
+        "include_self": True,
+    },
     "searchsorted": {
         "sorted_sequence": REQUIRED,
         "input": REQUIRED,

@@ -21,13 +21,20 @@ _MASKS = frozenset({"one_hot", "cumsum", "argmax"})
 """Where weights depend on which tokens are dropped, the router holds the masks and ranks."""
 
 
+_LOADS = frozenset({"histc"})
+"""The layer keeps a statistic of its loads, which reads the counts of the source."""
+
+_SCATTERED = frozenset({"scatter"})
+"""The router puts its best logits among ``-inf`` before the softmax."""
+
+
 def _sequences(tokens: int) -> tuple[int, int, int]:
     return (2, tokens, HIDDEN)
 
 
 STYLES = [
-    Style(sorted_grouped.TorchtitanScoreBefore, "P2"),
-    Style(sorted_grouped.TorchtitanScoreAfter, "P2"),
+    Style(sorted_grouped.TorchtitanScoreBefore, "P2", router_ops=_LOADS),
+    Style(sorted_grouped.TorchtitanScoreAfter, "P2", router_ops=_LOADS),
     Style(sorted_grouped.MegatronLegacyIndices, "P1"),
     Style(sorted_grouped.MegablocksSort, "P1"),
     Style(sorted_grouped.ArgsortOfArgsort, "P1"),
@@ -40,10 +47,10 @@ STYLES = [
     Style(expert_loops.DeepseekV3Official, "P4", "prepare"),
     Style(expert_loops.DeepseekRemoteTraining, "P4", "flags"),
     Style(expert_loops.VllmTorchMoe, "P4", "prepare"),
-    Style(expert_loops.MakeMoe, "P4", "prepare"),
-    Style(expert_loops.MakeMoeWithoutIf, "P4", "flags"),
+    Style(expert_loops.MakeMoe, "P4", "prepare", router_ops=_SCATTERED),
+    Style(expert_loops.MakeMoeWithoutIf, "P4", "flags", router_ops=_SCATTERED),
     Style(expert_loops.OneHotLoop, "P4", "flags"),
-    Style(split_lists.TorchtitanLoop, "P5", "flags"),
+    Style(split_lists.TorchtitanLoop, "P5", "flags", router_ops=_LOADS),
     Style(split_lists.DeepseekMoeInference, "P5", "prepare"),
     Style(split_lists.DeepseekV2Inference, "P5", "prepare"),
     Style(split_lists.SparseDispatcher, "P5", "flags"),
