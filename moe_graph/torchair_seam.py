@@ -19,6 +19,7 @@ import torch.fx
 from torch._guards import detect_fake_mode
 
 from moe_graph import emulator
+from moe_graph.input_views import with_views_of_inputs
 from moe_graph.provenance import annotate, annotate_custom_nodes
 
 _PRIVATE = ("_compile_graph_with_aot", "_process_send_recv", "_process_kwargs_options")
@@ -121,14 +122,14 @@ def compile_with_torchair(
             # Without a fake mode TorchAir would run real kernels to learn the shapes of a backward.
             fake_mode = detect_fake_mode(aot_inputs) or contextlib.nullcontext()
             with observer.converting(), fake_mode:
-                compiled = convert(aot_gm, aot_inputs)
+                compiled, call = with_views_of_inputs(aot_gm, aot_inputs, convert)
         except Exception as error:
             raise observer.conversion_failed(aot_gm, error) from error
         ge_graph = getattr(getattr(compiled, "runner", None), "graph", None)
         if hasattr(ge_graph, "op"):
             annotate_custom_nodes(aot_gm, ge_graph)
             observer.after_conversion(ge_graph)
-        return compiled
+        return call
 
     return npu_fx_compiler._compile_graph_with_aot(
         gm,
