@@ -83,7 +83,8 @@ def why_not_lowered(target: Callable[..., Any]) -> str | None:
     converter = _find_converter(target)
     if converter is None:
         # For other namespaces TorchAir may generate a converter from the graph engine's own IR.
-        return "no converter" if target.namespace in _BUILT_IN_NAMESPACES else None
+        known = target.namespace not in _BUILT_IN_NAMESPACES and _engine_knows(target)
+        return None if known else "no converter"
     return "converter refuses every call" if _only_raises(converter) else None
 
 
@@ -92,6 +93,14 @@ def _find_converter(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
 
     found = getattr(target, "_ge_converter", None)
     return found if found is not None else _get_converter(target)
+
+
+def _engine_knows(target: torch._ops.OpOverload) -> bool:
+    """Tell whether the graph engine may have an op of this name, or may compile one."""
+    from torchair._ge_concrete_graph.custom_op_compiler import discover_cann_dir
+    from torchair._ge_concrete_graph.custom_op_pre_scan import _is_ge_ir_registered
+
+    return bool(discover_cann_dir()) or _is_ge_ir_registered(target)[0]
 
 
 def _only_raises(converter: Callable[..., Any]) -> bool:

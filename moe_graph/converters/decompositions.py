@@ -67,6 +67,17 @@ def _repeat_interleave(
     return x.unsqueeze(dim + 1).expand(shape).clone().flatten(dim, dim + 1)
 
 
+def _repeat_interleave_backward(
+    grad: Tensor, x: Tensor, repeats: int, dim: int | None = None
+) -> Tensor:
+    """Sum the gradients of the copies that :func:`_repeat_interleave` makes of each slice."""
+    if dim is None:
+        return grad.reshape(-1, repeats).sum(1).reshape(x.shape)
+    dim = dim % x.dim()
+    copies = grad.reshape([*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :]])
+    return copies.sum(dim + 1)
+
+
 def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
     """Replace slices of `x`: a static cache of ``generate()`` writes keys and values so.
 
@@ -223,6 +234,7 @@ def _constant_decompositions() -> dict[Any, Callable[..., Any]]:
         aten.softmax.int: _softmax,
         aten._safe_softmax.default: _safe_softmax,
         aten.repeat_interleave.self_int: _repeat_interleave,
+        npu.repeat_interleave_backward_int.default: _repeat_interleave_backward,
         aten.index_copy.default: _index_copy,
         aten.index_put.default: _index_put,
         aten.scatter.value: _scatter_bools,

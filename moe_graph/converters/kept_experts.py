@@ -78,5 +78,9 @@ def _grouped_mm_backward(
 def _product(left: Tensor, right: Tensor, ends: Tensor, inner: bool = False) -> Tensor:
     """GroupedMatmul with groups of rows; `inner`: ``left.T @ right`` of each group."""
     return torch.ops.moe_graph.grouped_matmul_single(
-        left.contiguous(), right.contiguous(), None, ends, False, inner, 2 if inner else 0, 0
+        _dense(left), _dense(right), None, ends, False, inner, 2 if inner else 0, 0
     )
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)

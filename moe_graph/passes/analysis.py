@@ -96,7 +96,7 @@ class Facts:
             top_k = dims[-1] if isinstance(dims[-1], int) else -1
             bound = choice.bound if choice.bound >= 0 else None
             tokens = meta.product(dims[:-1])
-            self._roots[key] = Root(node, tokens, top_k, bound, choice.distinct)
+            self._roots[key] = Root(node, tokens, top_k, bound, choice.distinct or top_k == 1)
         return self._roots[key]
 
     def _walk(self, graph: Graph) -> None:

@@ -103,7 +103,12 @@ def canonical(node: Node) -> Call:
     if isinstance(target, torch._ops.OpOverload):
         return _overload(node, target)
     if isinstance(target, torch._ops.OpOverloadPacket):
-        return _overload(node, target.default)
+        overload = _overload_of(target)
+        return (
+            Call(str(target), node, {}, known=False)
+            if overload is None
+            else _overload(node, overload)
+        )
     if target is getattr and len(node.args) > 1 and node.args[1] in ("T", "mT"):
         return Call("permute", node, {"input": node.args[0]})
     name = FUNCTIONS.get(target) if getattr(target, "__hash__", None) else None
@@ -152,6 +157,12 @@ def _overload(node: Node, target: torch._ops.OpOverload) -> Call:
     if schema.is_mutable and writes is None:
         known = False
     return Call(op, node, _complete(op, given, extra), writes=writes, known=known)
+
+
+def _overload_of(packet: torch._ops.OpOverloadPacket) -> torch._ops.OpOverload | None:
+    """Return the overload for tensors of a packet, None where its names do not tell."""
+    name = next((name for name in ("default", "Tensor") if name in packet.overloads()), None)
+    return None if name is None else getattr(packet, name)
 
 
 def _bind(op: str, node: Node, extra: Mapping[str, Any]) -> dict[str, Any]:

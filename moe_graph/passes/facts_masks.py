@@ -21,6 +21,7 @@ from moe_graph.passes.analysis import Facts, integer_literal, rule
 from moe_graph.passes.canonical import Call
 from moe_graph.passes.facts import (
     Axis,
+    Choice,
     Constant,
     Counts,
     ExpertIds,
@@ -60,6 +61,20 @@ def _eq(call: Call, facts: Facts) -> Fact | Miss | None:
     if isinstance(fact, ExpertIds) and expert is not None:
         return Hit(fact.root, expert, _axes_of_ids(fact, len(meta.shape(call["input"]))))
     return elementwise(call, facts)
+
+
+@rule("masked_fill")
+def _masked_fill(call: Call, facts: Facts) -> Fact | Miss | None:
+    """Read ids whose last choice, which stands for no expert, gives way to another one."""
+    fact, mask = facts.of(call["input"]), facts.of(call["mask"])
+    if not isinstance(fact, ExpertIds):
+        return elementwise(call, facts)
+    root, other = fact.root, integer_literal(call.literal("value"))
+    if not isinstance(mask, Hit) or mask.root is not root or fact.layout is not Layout.TOKENS:
+        return None
+    if root.bound is None or mask.expert != root.bound - 1 or other is None:
+        return None
+    return Choice(root.bound - 1, distinct=False) if 0 <= other < root.bound - 1 else None
 
 
 @rule("any")

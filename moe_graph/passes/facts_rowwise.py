@@ -119,7 +119,7 @@ def _foreign_operand(call: Call, rows: RowWise, operand: Node) -> Miss:
     )
 
 
-@rule(*sorted(ELEMENTWISE - {"div", "eq", "ge", "mul", "where"}))
+@rule(*sorted(ELEMENTWISE - {"div", "eq", "ge", "masked_fill", "mul", "where"}))
 def _elementwise(call: Call, facts: Facts) -> Fact | Miss | None:
     return elementwise(call, facts)
 

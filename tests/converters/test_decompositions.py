@@ -310,3 +310,13 @@ def test_results_through_the_graph_engine(function: Any, exact: bool, dynamic: b
     )
     got = compiled(*(each.npu() for each in inputs)).cpu()
     torch.testing.assert_close(got, function(*inputs), **({"rtol": 0, "atol": 0} if exact else {}))
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1, -1])
+def test_repeat_interleave_backward_is_the_gradient(dim: int | None) -> None:
+    x = randn(3, 4).requires_grad_()
+    y = x.repeat_interleave(3, dim)
+    grad = torch.randn_like(y)
+    (want,) = torch.autograd.grad(y, x, grad)
+    backward = decomposition(torch.ops.npu.repeat_interleave_backward_int.default)
+    torch.testing.assert_close(backward(grad, x, 3, dim), want)
