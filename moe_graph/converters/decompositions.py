@@ -27,7 +27,7 @@ aten = torch.ops.aten
 npu = torch.ops.npu
 
 # Their converters refuse every call. Gated MLPs, state-space layers and softplus routers need them.
-_FROM_PYTORCH = (aten.silu_backward, aten.softplus, aten.softplus_backward)
+_FROM_PYTORCH = (aten.nan_to_num, aten.silu_backward, aten.softplus, aten.softplus_backward)
 
 
 def _cast_backward(grad: Tensor, dtype: torch.dtype) -> Tensor:
@@ -197,11 +197,15 @@ def _slice_backward(
     """Gradient of ``x[start::step]``: put zeros between the rows of `grad`.
 
     TorchAir's converter overflows int32 on the open end when the length is symbolic and the step is
-    not 1, as in interleaved rotary embeddings. It takes every other slice.
+    not 1, as in interleaved rotary embeddings; and it takes ``x[-63:]`` of a shorter tensor for a
+    slice that begins before it. It takes every other slice.
     """
+    dim = dim % len(input_sizes)
+    if start < 0 and step == 1 and end >= sys.maxsize:
+        first = input_sizes[dim] - grad.shape[dim]
+        return aten.slice_backward.default(grad, input_sizes, dim, first, end, step)
     if step == 1 or start < 0 or end < sys.maxsize:
         return NotImplemented
-    dim = dim % len(input_sizes)
     spread = grad.unsqueeze(dim + 1)
     gaps = spread.new_zeros([*spread.shape[: dim + 1], step - 1, *spread.shape[dim + 2 :]])
     rows = torch.cat([spread, gaps], dim + 1).flatten(dim, dim + 1)

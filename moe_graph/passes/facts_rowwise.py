@@ -91,7 +91,7 @@ def _fits_rows(
     """Tell whether broadcasting pairs every row of the result with its own row of the operand."""
     leading = order.row_dims(result)
     if grouped:
-        same = len(operand) == len(result) and order.row_dims(operand) == leading > 0
+        same = len(operand) == len(result) and _counts_rows(order, operand, leading)
         # Parts of experts have lengths that no symbol compares; one order is one length.
         lengths = isinstance(operand[0], int) and isinstance(result[0], int)
         return same and (not lengths or operand[0] == result[0])
@@ -100,12 +100,20 @@ def _fits_rows(
     return leading > 0 and all(meta.same_dim(dim, 1) for dim in counted)
 
 
+def _counts_rows(order: Order, dims: tuple[Any, ...], leading: int) -> bool:
+    """Tell whether the `leading` first dimensions count the rows."""
+    if order.row_dims(dims) == leading:
+        return leading > 0
+    # With one expert per token [T, 1] is one row per token, or one choice for each.
+    return leading == 1 and not order.grouped and meta.same_dim(dims[0], order.root.slots)
+
+
 def _is_slot_value(facts: Facts, order: Order, operand: Node, result: tuple[Any, ...]) -> bool:
     """Tell whether the shape of an operand alone says that it holds one value per slot."""
     if order.grouped or facts.of(operand) is not None:
         return False
     dims = meta.shape(operand)
-    return len(dims) == len(result) and order.row_dims(dims) == order.row_dims(result) > 0
+    return len(dims) == len(result) and _counts_rows(order, dims, order.row_dims(result))
 
 
 def _foreign_operand(call: Call, rows: RowWise, operand: Node) -> Miss:

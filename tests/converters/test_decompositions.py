@@ -53,7 +53,9 @@ def test_matmul_backward_is_the_gradient_for_every_pair_of_ranks(
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
-@pytest.mark.parametrize(("start", "step"), [(0, 2), (1, 2), (0, 3), (2, 3), (6, 2)])
+@pytest.mark.parametrize(
+    ("start", "step"), [(0, 2), (1, 2), (0, 3), (2, 3), (6, 2), (-3, 1), (-8, 1), (-63, 1)]
+)
 def test_slice_backward_with_an_open_end(dim: int, start: int, step: int) -> None:
     x = randn(7, 8, 9)
     grad = torch.randn_like(aten.slice(x, dim, start, sys.maxsize, step))
@@ -320,3 +322,13 @@ def test_repeat_interleave_backward_is_the_gradient(dim: int | None) -> None:
     (want,) = torch.autograd.grad(y, x, grad)
     backward = decomposition(torch.ops.npu.repeat_interleave_backward_int.default)
     torch.testing.assert_close(backward(grad, x, 3, dim), want)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"nan": 1.5}, {"posinf": 2.0, "neginf": -3.0}])
+def test_nan_to_num_through_the_engine(arguments: dict[str, float]) -> None:
+    torch._dynamo.reset()
+    x = torch.tensor([1.0, math.nan, math.inf, -math.inf, -2.0])
+    compiled = torch.compile(
+        lambda x: torch.nan_to_num(x, **arguments), backend=moe_graph.npu_backend()
+    )
+    assert torch.equal(compiled(x.npu()).cpu(), torch.nan_to_num(x, **arguments))
