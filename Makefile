@@ -12,7 +12,7 @@ JOBS ?= 2
 # One thread per test process: the tests run side by side.
 TEST_ENV := OMP_NUM_THREADS=1 MOE_GRAPH_QUIET=1 HF_HUB_OFFLINE=1
 
-.PHONY: setup demo test vectors zoo lint format bench clean
+.PHONY: setup demo test vectors zoo zoo-table lint format bench clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,9 @@ vectors: $(STAMP)
 
 zoo: $(STAMP)
 	$(TEST_ENV) $(BIN)/pytest -n $(JOBS) -m zoo tests
+
+zoo-table: $(STAMP)
+	$(TEST_ENV) $(BIN)/python -m tests.zoo
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -23,6 +23,14 @@ from moe_graph.input_views import with_views_of_inputs
 from moe_graph.provenance import annotate, annotate_custom_nodes
 
 _PRIVATE = ("_compile_graph_with_aot", "_process_send_recv", "_process_kwargs_options")
+_MERGED_VIEWS = {
+    "aten.permute.default",
+    "aten.reshape.default",
+    "aten.t.default",
+    "aten.transpose.int",
+    "aten.view.default",
+}
+"""What ``experimental_config.enable_view_optimize`` merges."""
 _GE_MODE = "max-autotune"  # the only mode that makes a GE graph
 _DEFAULTS_LOCK = threading.Lock()
 
@@ -103,10 +111,10 @@ def compile_with_torchair(
             "moe_graph needs the TorchAir of torch_npu 2.13"
         )
     _guard_deterministic_level()
-    if any(map(_has_symbolic_size, example_inputs)):
-        # It compares the shapes of views, which makes a graph of its own for every token count that
-        # happens to equal a number of heads, and adds nodes that compute shapes.
-        compiler_config.experimental_config.enable_view_optimize = False
+    with_views = bool(compiler_config.experimental_config.enable_view_optimize)
+    # It compares the shapes of views, which makes a graph of its own for every token count that
+    # happens to equal a number of heads, and adds nodes that compute shapes.
+    with_views = with_views and not any(map(_has_symbolic_size, example_inputs))
     with _DEFAULTS_LOCK:  # building a backend patches TorchAir's metas once per process
         backend = torchair.get_npu_backend(
             compiler_config=compiler_config, custom_decompositions=decompositions
@@ -118,6 +126,9 @@ def compile_with_torchair(
     def compile_aot_graph(aot_gm: torch.fx.GraphModule, aot_inputs: Sequence[Any]) -> Any:
         observer.before_conversion(aot_gm)
         annotate(aot_gm)
+        compiler_config.experimental_config.enable_view_optimize = with_views and _only_dense(
+            aot_gm
+        )
         try:
             # Without a fake mode TorchAir would run real kernels to learn the shapes of a backward.
             fake_mode = detect_fake_mode(aot_inputs) or contextlib.nullcontext()
@@ -138,6 +149,22 @@ def compile_with_torchair(
         compiler_config,
         backend.keywords["decompositions"],
     )
+
+
+def _only_dense(aot_gm: torch.fx.GraphModule) -> bool:
+    """Tell whether TorchAir may merge the views of a graph.
+
+    It follows them from a dense tensor, the layout that GE has. Where tracing saw another layout,
+    ``x.transpose(1, 2).view(...)`` may be a view there and a copy here; TorchAir 2.13 then drops
+    the transposition, and the results are wrong.
+    """
+    for node in aot_gm.graph.nodes:
+        if str(node.target) not in _MERGED_VIEWS:
+            continue
+        source = node.all_input_nodes[0]
+        if str(source.target) not in _MERGED_VIEWS and not source.meta["val"].is_contiguous():
+            return False
+    return True
 
 
 def _has_symbolic_size(example_input: Any) -> bool:

@@ -78,6 +78,19 @@ def _repeat_interleave_backward(
     return copies.sum(dim + 1)
 
 
+def _isnan(x: Tensor) -> Tensor:
+    """Find NaN, as ``nan_to_num`` does; it and the next two have converters that refuse to."""
+    return x != x
+
+
+def _isposinf(x: Tensor) -> Tensor:
+    return x == math.inf
+
+
+def _isneginf(x: Tensor) -> Tensor:
+    return x == -math.inf
+
+
 def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
     """Replace slices of `x`: a static cache of ``generate()`` writes keys and values so.
 
@@ -239,6 +252,9 @@ def _constant_decompositions() -> dict[Any, Callable[..., Any]]:
         aten._safe_softmax.default: _safe_softmax,
         aten.repeat_interleave.self_int: _repeat_interleave,
         npu.repeat_interleave_backward_int.default: _repeat_interleave_backward,
+        aten.isnan.default: _isnan,
+        aten.isposinf.default: _isposinf,
+        aten.isneginf.default: _isneginf,
         aten.index_copy.default: _index_copy,
         aten.index_put.default: _index_put,
         aten.scatter.value: _scatter_bools,

@@ -85,6 +85,9 @@ def _gather_rows(
 ) -> Fact | Miss | None:
     """Return what ``source[index]`` is, by the meaning of the index."""
     fact = facts.of(index)
+    if fact is None and not expanded and len(meta.shape(source)) == 3 and meta.is_integer(index):
+        # Ids out of a table, say: a layer of gathered weights all the same, which is to be named.
+        fact = facts.ids_without_bound(index)
     if isinstance(fact, Hit):
         return gather_hit(call, facts, source, fact)
     if isinstance(fact, ExpertIds) and fact.layout is not Layout.ROWS and not expanded:
