@@ -14,7 +14,17 @@ from torch.fx import Graph, Node
 
 from moe_graph.passes import meta
 from moe_graph.passes.canonical import Call, canonical, is_complete
-from moe_graph.passes.facts import Choice, CountOf, Counts, ExpertIds, Fact, Layout, Outputs, Root
+from moe_graph.passes.facts import (
+    Aside,
+    Choice,
+    CountOf,
+    Counts,
+    ExpertIds,
+    Fact,
+    Layout,
+    Outputs,
+    Root,
+)
 from moe_graph.passes.memory import Memory
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.spellings import ELEMENTWISE
@@ -25,6 +35,7 @@ _ANY_INPUT = ELEMENTWISE | {"result"}
 Rule = Callable[[Call, "Facts"], "Fact | Miss | None"]
 
 _RULES: dict[str, Rule] = {}
+_RULES_OF_FACTS: dict[type[Fact], Rule] = {}
 
 
 def rule(*ops: str) -> Callable[[Rule], Rule]:
@@ -35,6 +46,16 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
             if op in _RULES:
                 raise ValueError(f"op {op!r} has two transfer rules")
             _RULES[op] = function
+        return function
+
+    return register
+
+
+def rule_of(*kinds: type[Fact]) -> Callable[[Rule], Rule]:
+    """Register a function for ops on operands with such facts; it comes before their own rule."""
+
+    def register(function: Rule) -> Rule:
+        _RULES_OF_FACTS.update(dict.fromkeys(kinds, function))
         return function
 
     return register
@@ -66,7 +87,13 @@ class Facts:
 
     def of(self, value: object) -> Fact | None:
         """Return the fact of an operand at this point of the walk."""
-        return self._now.get(value) if isinstance(value, Node) else None
+        fact = self._now.get(value) if isinstance(value, Node) else None
+        return None if isinstance(fact, Aside) else fact
+
+    def aside(self, value: object) -> Aside | None:
+        """Return the fact of an operand that :meth:`of` does not tell."""
+        fact = self._now.get(value) if isinstance(value, Node) else None
+        return fact if isinstance(fact, Aside) else None
 
     def adopt(self, node: Node, fact: Fact) -> None:
         """Give `node` a fact that only a reader of it can know; it must have none."""
@@ -113,8 +140,15 @@ class Facts:
             self._take(call, self._apply(call))
 
     def _apply(self, call: Call) -> Fact | Miss | None:
+        if not call.known or not is_complete(call):
+            return None
+        kinds = {type(self._now.get(source)) for source in call.node.all_input_nodes}
+        for kind in kinds & _RULES_OF_FACTS.keys():
+            found = _RULES_OF_FACTS[kind](call, self) if _has_meta(call) else None  # type: ignore[index]
+            if found is not None:
+                return found
         function = _RULES.get(call.op)
-        if function is None or not call.known or not is_complete(call):
+        if function is None:
             return None
         # The steps of ``counts.tolist()`` carry no example values.
         counted = isinstance(self.of(call.get("input")), Counts | CountOf)

@@ -103,6 +103,11 @@ class Choice(Fact):
 
 
 @dataclass(frozen=True, eq=False)
+class Aside(Fact):
+    """Base of the facts that rules of their own read, and all others take for no fact."""
+
+
+@dataclass(frozen=True, eq=False)
 class AboutRoot(Fact):
     """Base of the facts that are about one root."""
 
@@ -333,6 +338,7 @@ class Axis(enum.Enum):
     SLOT = "T * K"
     ROW = "T * K by expert"
     EXPERT = "E"
+    PAIR = "E * T"
     ONE = "1"
 
 
@@ -452,3 +458,55 @@ class SlotProduct(RowWise):
     transposed: bool
     tokens: Node | None = None
     read_at: Node | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SparseLogits(AboutRoot, Aside):
+    """``[T, E]``: numbers at the experts of each token, ``-inf`` at the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gates(AboutRoot, Aside):
+    """Exactly zero but at the experts of each token.
+
+    Attributes:
+        table: the gates as ``[T, E]``.
+        axes: what the first dimensions count; any others have length 1.
+    """
+
+    table: Node
+    axes: tuple[Axis, ...] = (Axis.TOKEN, Axis.EXPERT)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Aside):
+    """A value of every token at every expert, computed from the token and the expert alone.
+
+    Attributes:
+        axes: what the first dimensions count.
+        experts: number of experts.
+        tokens: ``[T, H]`` that it is computed from.
+        read_at: node that reads them.
+        products: products with the matrix of each expert on the way.
+        gates: what the tokens are multiplied with before the experts.
+        weights: what the result of the experts is multiplied with.
+        zero: it is zero where the gates are.
+    """
+
+    axes: tuple[Axis, ...]
+    experts: int
+    tokens: Node
+    read_at: Node
+    products: frozenset[Node] = frozenset()
+    gates: Gates | None = None
+    weights: Gates | None = None
+    zero: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class DenseSum(AboutRoot):
+    """The results of all experts, gated, summed over the experts: ``[T, H]``; `rows` are summed."""
+
+    dense: Dense
+    rows: Node
+    weights: Gates | None

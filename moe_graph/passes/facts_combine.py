@@ -30,6 +30,7 @@ from moe_graph.passes.facts import (
     Unpermuted,
     Weighted,
 )
+from moe_graph.passes.facts_dense import products_of_tokens
 from moe_graph.passes.facts_gathered import (
     einsum_product,
     is_row_wise_by_slot,
@@ -178,6 +179,7 @@ def _einsum(call: Call, facts: Facts) -> Fact | Miss | None:
     if len(operands) != 2 or len(terms) != 2:
         return None
     product = einsum_product(call, facts, terms, operands, result)
+    product = product or products_of_tokens(call, facts, terms, result)
     if product is not None:
         return product
     for rows, weights in ((0, 1), (1, 0)):

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from moe_graph.passes.facts import (
     Layout,
     Masks,
     ScatteredWeights,
+    SparseLogits,
     WeightsOfSlots,
 )
 from moe_graph.passes.facts_rowwise import elementwise, row_local
@@ -116,6 +118,10 @@ def map_by_scatter(call: Call, facts: Facts, ids: ExpertIds) -> Fact | None:
     zeros = isinstance(base, Constant) and base.value == 0
     rank = len(meta.shape(call["input"]))
     last = meta.wrap_dim(call["dim"], rank) == rank - 1
+    if isinstance(base, Constant) and base.value == -math.inf and last and fact is None:
+        by_token = rank == 2 and ids.layout is Layout.TOKENS and meta.is_tensor(source)
+        same = by_token and meta.same_shape(meta.shape(source), meta.shape(call["index"]))
+        return SparseLogits(ids.root) if same else None
     if not (zeros and last and ids.layout is Layout.TOKENS and ids.root.distinct):
         return None
     axes = (*[Axis.TOKEN] * (rank - 1), Axis.EXPERT)

@@ -42,6 +42,7 @@ from moe_graph.passes.facts import (
     WeightsOfSlots,
     slot_order,
 )
+from moe_graph.passes.facts_dense import tokens_for_experts
 from moe_graph.passes.facts_loops import column_of_slice
 from moe_graph.passes.facts_maps import first_places, flat_map
 from moe_graph.passes.facts_masks import slice_or_row_local
@@ -196,7 +197,7 @@ def _expand(call: Call, facts: Facts) -> Fact | None:
     if isinstance(fact, Constant):
         return fact
     if fact is None:
-        return _repeated_by_expand(call, facts)
+        return _repeated_by_expand(call, facts) or tokens_for_experts(call)
     if len(old) != len(new) or not meta.same_dim(old[0], new[0]):
         return None
     if isinstance(fact, Order | Inverse | TokenOfRow):

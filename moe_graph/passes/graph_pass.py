@@ -10,13 +10,16 @@ from moe_graph.config import Config
 from moe_graph.ops import OpError
 from moe_graph.passes import rules  # noqa: F401  registers the transfer rules
 from moe_graph.passes.analysis import Facts
+from moe_graph.passes.dense_layer import DenseLayer
 from moe_graph.passes.emit import Results
 from moe_graph.passes.layer import Layer
 from moe_graph.passes.loop_layer import LoopLayer
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.recognise import Kept, find_layers
 from moe_graph.passes.rewrite import LayerRewrite
+from moe_graph.passes.rewrite_dense import DenseRewrite
 from moe_graph.passes.rewrite_loop import LoopRewrite
+from moe_graph.passes.rewriting import Rewrite
 from moe_graph.passes.router_pass import rewrite_routers
 from moe_graph.passes.routers import router_name
 from moe_graph.passes.simplify import simplified
@@ -79,15 +82,17 @@ def checkpoint_bodies(gm: GraphModule) -> Iterator[GraphModule]:
 def _rewrite(
     gm: GraphModule,
     facts: Facts,
-    layer: Layer | LoopLayer,
+    layer: Layer | LoopLayer | DenseLayer,
     verifier: Verifier | None,
     results: Results,
 ) -> LayerReport:
     path = module_path(layer.anchor)
     router = router_name(facts, layer.root)
-    rewrite: LayerRewrite | LoopRewrite
+    rewrite: Rewrite
     if isinstance(layer, LoopLayer):
         rewrite = LoopRewrite(gm.graph, facts, layer, path, results)
+    elif isinstance(layer, DenseLayer):
+        rewrite = DenseRewrite(gm.graph, facts, layer, path, results)
     else:
         rewrite = LayerRewrite(gm.graph, facts, layer, path, results)
     try:
@@ -114,10 +119,10 @@ def _rewrite(
     return report
 
 
-def _differs(layer: Layer | LoopLayer, error: float, limit: float) -> Miss:
+def _differs(layer: Layer | LoopLayer | DenseLayer, error: float, limit: float) -> Miss:
     return Miss(
         "verify",
-        layer.end,
+        layer.ending.end,
         layer.root,
         f"results that differ by {error:.3g} on random inputs",
         f"at most {limit:.3g}",
@@ -125,10 +130,10 @@ def _differs(layer: Layer | LoopLayer, error: float, limit: float) -> Miss:
     )
 
 
-def _refused(layer: Layer | LoopLayer, error: OpError) -> Miss:
+def _refused(layer: Layer | LoopLayer | DenseLayer, error: OpError) -> Miss:
     return Miss(
         "op-limits",
-        layer.end,
+        layer.ending.end,
         layer.root,
         f"{error.op} {error.argument} = {error.got}",
         error.want,

@@ -46,7 +46,7 @@ def product_of(facts: Facts, node: Node) -> Product:
         of_tokens, table, transposed = fact.tokens is not None, fact.weights.table, fact.transposed
     else:
         rows, of_tokens = call["input"], False
-        table, transposed = _untransposed(facts, call["weight"])
+        table, transposed = untransposed(facts, call["weight"])
     results = list(_reshaped(facts, node))
     for result in results:
         for user in result.users:
@@ -110,7 +110,7 @@ def _adds_directly(facts: Facts, add: Call, bias: PerExpert) -> bool:
     return hidden and unwritten and meta.same_shape(meta.shape(bias.leaf), meta.shape(product))
 
 
-def _untransposed(facts: Facts, weight: Node) -> tuple[Node, bool]:
+def untransposed(facts: Facts, weight: Node) -> tuple[Node, bool]:
     """Return the weight behind a view that swaps its two last dimensions."""
     call = facts.calls[weight]
     return (call["input"], True) if swaps_last_dims(call) else (weight, False)

@@ -13,10 +13,12 @@ from torch.fx import Graph, Node
 
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.checks import failed_check, interior_user
+from moe_graph.passes.dense_layer import DenseLayer, dense_layer_of
 from moe_graph.passes.endings import other_reader
 from moe_graph.passes.facts import (
     AboutRoot,
     Combined,
+    DenseSum,
     Ends,
     Gathering,
     Joined,
@@ -47,14 +49,19 @@ class Kept:
     miss: Miss
 
 
-def find_layers(graph: Graph, facts: Facts) -> list[Layer | LoopLayer | Kept]:
+def find_layers(graph: Graph, facts: Facts) -> list[Layer | LoopLayer | DenseLayer | Kept]:
     """Return what there is of MoE layers in a graph, in graph order."""
-    found: dict[Node, Layer | LoopLayer | Kept] = {}
+    found: dict[Node, Layer | LoopLayer | DenseLayer | Kept] = {}
     settled: set[Root] = set()
     written: set[Combined] = set()
     taken: set[Node] = set()
     for node in graph.nodes:
         fact = facts.given.get(node)
+        if isinstance(fact, DenseSum):
+            settled.add(fact.root)
+            dense = dense_layer_of(facts, node, fact)
+            found[node] = Kept(node, dense) if isinstance(dense, Miss) else dense
+            continue
         if not isinstance(fact, Combined) or fact in written or not _is_layer(facts, node, fact):
             continue
         if facts.calls[node].writes is not None:
@@ -64,7 +71,7 @@ def find_layers(graph: Graph, facts: Facts) -> list[Layer | LoopLayer | Kept]:
         entry = _layer_or_kept(facts, node, fact, taken)
         if entry is not None:
             found[node] = entry
-        if isinstance(entry, Layer | LoopLayer):
+        if isinstance(entry, Layer | LoopLayer | DenseLayer):
             taken |= entry.body | entry.dead
     for root, product in _roots_of_products(graph, facts).items():
         if root not in settled:
@@ -74,7 +81,7 @@ def find_layers(graph: Graph, facts: Facts) -> list[Layer | LoopLayer | Kept]:
 
 def _layer_or_kept(
     facts: Facts, node: Node, fact: Combined, taken: set[Node]
-) -> Layer | LoopLayer | Kept | None:
+) -> Layer | LoopLayer | DenseLayer | Kept | None:
     if isinstance(fact.contribution, Unrolled):
         loop = loop_layer_of(facts, node, fact)
         return Kept(anchor_of(facts, fact), loop) if isinstance(loop, Miss) else loop
@@ -128,7 +135,7 @@ def _roots_of_products(graph: Graph, facts: Facts) -> dict[Root, Node]:
     for root, product in _several(graph, facts).items():
         roots.setdefault(root, product)
     for miss in facts.misses:
-        if miss.check == "split-sizes" and miss.root is not None:
+        if miss.check in ("split-sizes", "dense-gate") and miss.root is not None:
             roots.setdefault(miss.root, miss.node)
     return roots
 

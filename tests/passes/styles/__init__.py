@@ -24,8 +24,8 @@ _MASKS = frozenset({"one_hot", "cumsum", "argmax"})
 _LOADS = frozenset({"histc"})
 """The layer keeps a statistic of its loads, which reads the counts of the source."""
 
-_SCATTERED = frozenset({"scatter"})
-"""The router puts its best logits among ``-inf`` before the softmax."""
+_SCATTERED = frozenset({"scatter", "scatter_"})
+"""The router puts its best logits among ``-inf`` before the softmax, or its weights among zeros."""
 
 
 def _sequences(tokens: int) -> tuple[int, int, int]:
@@ -57,8 +57,8 @@ STYLES = [
     Style(split_lists.GraniteSplits, "P5", "flags"),
     Style(dense.GptFastGather, "P6"),
     Style(dense.BatchedGather, "P6"),
-    Style(dense.Llama4Dense, "P7"),
-    Style(dense.DenseEinsum, "P7"),
+    Style(dense.Llama4Dense, "P7", router_ops=_SCATTERED),
+    Style(dense.DenseEinsum, "P7", router_ops=_SCATTERED),
     Style(dense.DenseEinsumSmallGates, "P7", status="kept", check="dense-gate"),
     Style(dense.VllmIterative, "P7"),
     Style(capacity.GShardEinsum, "P8", router_ops=_MASKS, graphs=0),
