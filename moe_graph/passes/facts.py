@@ -510,3 +510,23 @@ class DenseSum(AboutRoot):
     dense: Dense
     rows: Node
     weights: Gates | None
+
+
+@dataclass(frozen=True, eq=False)
+class GatePlaces(AboutRoot, Aside):
+    """``[T * K, 2]``: token and expert of each gate that is not zero, by token."""
+
+
+@dataclass(frozen=True, eq=False)
+class SortedPlaces(AboutRoot, Aside):
+    """The columns of :class:`GatePlaces`, each sorted on its own; the second is by `order`."""
+
+    order: Order
+
+
+@dataclass(frozen=True, eq=False)
+class PlaceOfRow(AboutRoot, Aside):
+    """Place among :class:`GatePlaces` of each row of `order`, in column 1 or alone."""
+
+    order: Order
+    alone: bool = False

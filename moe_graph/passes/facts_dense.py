@@ -34,6 +34,7 @@ from moe_graph.passes.facts import (
     ScatteredWeights,
     SparseLogits,
 )
+from moe_graph.passes.facts_nonzero import nonzero_gates
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.spellings import ELEMENTWISE
 
@@ -67,6 +68,9 @@ def _gates(call: Call, facts: Facts) -> Fact | Miss | None:
     if any(isinstance(facts.aside(node), Dense) for node in call.node.all_input_nodes):
         return _dense(call, facts)
     source = call.get("input")
+    found = nonzero_gates(call, facts)
+    if found is not None:
+        return found
     gates = gates_of(facts, source)
     if gates is None or call.writes is not None or not meta.is_tensor(call.node):
         return None

@@ -49,6 +49,7 @@ from moe_graph.passes.facts_loops import (
 )
 from moe_graph.passes.facts_maps import gather_places
 from moe_graph.passes.facts_masks import map_by_scatter
+from moe_graph.passes.facts_nonzero import gates_of_rows
 from moe_graph.passes.facts_rowwise import as_row_wise, grouped_order, row_local
 from moe_graph.passes.misses import Miss
 
@@ -74,6 +75,9 @@ def _index_select(call: Call, facts: Facts) -> Fact | Miss | None:
 def _gather(call: Call, facts: Facts) -> Fact | Miss | None:
     dims, index = meta.shape(call["input"]), meta.shape(call["index"])
     if meta.wrap_dim(call["dim"], len(dims)) != 0:
+        gates = gates_of_rows(call, facts)
+        if gates is not None:
+            return gates
         return row_local(call, facts) if grouped_order(facts.of(call["input"])) else None
     if not meta.same_shape(dims[1:], index[1:]):
         return None

@@ -178,6 +178,9 @@ ELEMENTWISE = frozenset(
 )
 """Ops whose result at a position depends on the operands at that position only."""
 
+POSITIVE = frozenset(["exp", "sigmoid", "softmax"])
+"""Ops of positive numbers: a result of zero is one that is too small for its dtype."""
+
 MERGED = {
     "cast": (
         "_to_copy bfloat16 bool convert_element_type double float half int long short to type "

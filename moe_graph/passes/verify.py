@@ -15,7 +15,9 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.fx.node import map_arg
 
 from moe_graph.passes import meta
+from moe_graph.passes.canonical import canonical
 from moe_graph.passes.rewriting import ProvedLayer, Rewrite
+from moe_graph.passes.spellings import POSITIVE
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-8}
 """Largest difference by dtype, relative to the largest element of the result."""
@@ -120,7 +122,10 @@ def _random_inputs(
     layer: ProvedLayer,
     choose: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> list[Any]:
-    """Return values for the inputs: distinct experts for the ids, small numbers elsewhere."""
+    """Return values for the inputs: distinct experts for the ids, small numbers elsewhere.
+
+    What an op of positive numbers makes is positive.
+    """
     generator = torch.Generator().manual_seed(0)
     values: list[Any] = []
     for node in inputs:
@@ -134,6 +139,8 @@ def _random_inputs(
             values.append(choose(scores, dims[-1]).to(value.device, value.dtype))
         elif value.dtype.is_floating_point:
             drawn = torch.randn(dims, generator=generator) / max(dims[-1], 1) ** 0.5
+            if canonical(node).op in POSITIVE:
+                drawn = drawn.abs() + 1e-3
             values.append(drawn.to(value.device, value.dtype))
         else:
             values.append(torch.zeros(dims, dtype=value.dtype, device=value.device))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-_P5 = "P5: nonzero gates, sorted by column, are not read as an order of the rows"
 _P7 = "P7: an expert of a loop that runs on all tokens is not read"
 _P8 = "P8: one-hot dispatch with capacity is not read"
 _P9 = "P9: slots by running counts are not read"
@@ -11,7 +10,6 @@ _P11 = "P11: nothing is said of expert choice"
 
 GAPS: dict[str, str] = {
     "MegatronDropAndPad": _P10,
-    "SparseDispatcher": _P5,
     "VllmIterative": _P7,
     "GShardEinsum": _P8,
     "NanoMoe": _P8,
