@@ -139,7 +139,9 @@ def _mixed_index(call: Call, facts: Facts) -> Fact | None:
     if len(index) == 2 and index[0] is None and meta.is_tensor(index[1]):
         return _gather_behind_one(call, facts, index[1])
     first = all(map(meta.is_tensor, index[: len(tensors)]))
-    if len(index) == 2 and len(tensors) == 1 and isinstance(index[1], int):
+    # Dimensions of length 1 behind the gathered value make no difference.
+    behind = all(item is None or item is Ellipsis for item in index[2:])
+    if len(index) > 1 and len(tensors) == 1 and isinstance(index[1], int) and behind:
         return _gather_column(call, facts, call["input"], index[0], index[1])
     if not first or any(item is not None and item not in (Ellipsis, slice(None)) for item in rest):
         return None

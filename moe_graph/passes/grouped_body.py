@@ -22,7 +22,7 @@ from moe_graph.passes.analysis import Facts
 from moe_graph.passes.emit import Emitter
 from moe_graph.passes.fused import FusedOps
 from moe_graph.passes.gates import swiglu_input
-from moe_graph.passes.loops import Loop
+from moe_graph.passes.loops import ADDED_BIAS, Loop
 from moe_graph.passes.stacks import Stack, stack_of
 
 _ops = torch.ops.moe_graph
@@ -56,9 +56,11 @@ class GroupedBody:
 
     def _node(self, loop: Loop, node: Node, grouped: dict[Node, Node]) -> Node:
         call = self._facts.calls[node]
+        if call.op == ADDED_BIAS[0] and (node, "other") in loop.parameters:
+            return grouped[call["input"]]  # the product has it
         weights = loop.parameters.get((node, "weight")) or loop.parameters.get((node, "other"))
         if weights is not None:
-            biases = loop.parameters.get((node, "bias"))
+            biases = loop.parameters.get((node, "bias")) or self._added_bias(loop, node)
             if biases is None and call.get("bias") is not None:
                 biases = stack_of(self._facts, [call["bias"]] * loop.experts)
             return self._product(grouped[call["input"]], weights, biases, call.op == "linear")
@@ -67,6 +69,13 @@ class GroupedBody:
             swiglu = _ops.swi_glu.default
             return self._emit.call(swiglu, (grouped[source], -1), at=self._at, name="swi_glu")
         return self._emit.copy(node, lambda old: grouped.get(old, old), at=self._at)
+
+    def _added_bias(self, loop: Loop, product: Node) -> Stack | None:
+        """Return what a call adds to a product as its bias."""
+        adds = (user for user in product.users if self._facts.calls[user].op == ADDED_BIAS[0])
+        return next(
+            (loop.parameters[n, "other"] for n in adds if (n, "other") in loop.parameters), None
+        )
 
     def _is_pure(self, node: Node) -> bool:
         calls = self._facts.calls

@@ -29,6 +29,9 @@ from moe_graph.passes.stacks import Stack, stack_of
 PRODUCT_PARAMETERS = {"linear": ("weight", "bias"), "matmul": ("other",)}
 """Product -> its arguments that may be another tensor for every expert."""
 
+ADDED_BIAS = ("add", "other")
+"""Op and argument that may be, too: a vector that is added to a product and to nothing else."""
+
 
 @dataclass(frozen=True, eq=False)
 class Loop:
@@ -61,7 +64,7 @@ def loop_of(facts: Facts, rows: Sequence[Node]) -> Loop | Miss | None:
         miss = comparison.compare(expert, rows[0], rows[expert])
         if miss is not None:
             return miss
-    if not any(argument != "bias" for _, argument in comparison.parameters):
+    if all(facts.calls[node].op == "add" for node, _ in comparison.parameters):
         return None
     body = body_of(facts, rows[0], first.leaves)
     in_order = sorted(body, key=facts.position.__getitem__)
@@ -149,7 +152,8 @@ class _Comparison:
         key = (first.node, name)
         if left is right and key not in self.parameters:
             return None
-        if name not in PRODUCT_PARAMETERS.get(first.op, ()):
+        added = (first.op, name) == ADDED_BIAS and self._is_bias(first)
+        if name not in PRODUCT_PARAMETERS.get(first.op, ()) and not added:
             return self._miss(other.node, f"{name} = {right.name}", f"{name} = {left.name}")
         kinds = [f"{name} {meta.dtype(node)} {list(meta.shape(node))}" for node in (left, right)]
         if kinds[0] != kinds[1]:
@@ -157,6 +161,13 @@ class _Comparison:
         found = self.parameters.setdefault(key, [left] * self._expert)
         found.append(right)
         return None
+
+    def _is_bias(self, add: Call) -> bool:
+        """Tell whether a call adds a vector to a product of expert 0 that nothing else reads."""
+        product, bias = add["input"], add["other"]
+        plain = add["alpha"] == 1 and add.writes is None and len(meta.shape(bias)) == 1
+        known = any(node is product for node, _ in self.parameters)
+        return plain and known and list(product.users) == [add.node]
 
     def _miss(self, node: Node, got: str, want: str) -> Miss:
         return Miss(

@@ -38,16 +38,21 @@ class Verifier:
         Returns:
             Largest difference and the limit that it exceeds, None where they agree.
         """
-        old = [n for n in self._owner.graph.nodes if n in layer.body or n in layer.dead]
-        inputs = boundary(old)
+        graph = self._owner.graph
+        old = [n for n in graph.nodes if n in layer.body or n in layer.dead]
+        # What the new nodes read may be what an input of the old ones is computed from.
+        extra = set(boundary(rewrite.nodes)) - set(old) - set(boundary(old))
+        shared = between(graph, extra, boundary(old))
+        old = [n for n in graph.nodes if n in shared or n in layer.body or n in layer.dead]
+        inputs = list(dict.fromkeys((*boundary(old), *extra)))
         key = structure(old, inputs)
         before = None
         if key not in self._found:
             before = extract(self._owner, old, inputs, layer.ending.result)
         rewrite.connect()
         if before is not None:
-            members = layer.body | set(rewrite.nodes)
-            new = [n for n in self._owner.graph.nodes if n in members]
+            members = layer.body | set(rewrite.nodes) | shared
+            new = [n for n in graph.nodes if n in members]
             after = extract(self._owner, new, inputs, rewrite.total)
             self._found[key] = _difference(before, after, inputs, layer, rewrite.total)
         return self._found[key]
@@ -102,6 +107,22 @@ def boundary(nodes: list[Node]) -> list[Node]:
     """Return what `nodes` read from outside, in the order of reading."""
     inside = set(nodes)
     return list(dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside))
+
+
+def between(graph: Graph, sources: set[Node], targets: Iterable[Node]) -> set[Node]:
+    """Return the nodes on the ways from `sources` to `targets`, targets among them."""
+    behind: set[Node] = set()
+    for node in graph.nodes if sources else ():
+        if any(source in sources or source in behind for source in node.all_input_nodes):
+            behind.add(node)
+    found: set[Node] = set()
+    pending = [node for node in targets if node in behind]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += [source for source in node.all_input_nodes if source in behind]
+    return found
 
 
 def structure(nodes: list[Node], inputs: list[Node]) -> Hashable:

@@ -138,6 +138,19 @@ def _matmul_and_bias(m: LoopMoe, r: Routing) -> Tensor:
     return out
 
 
+def _added_bias(m: LoopMoe, r: Routing) -> Tensor:
+    """Products with a vector of each expert added, and gates read by token and expert."""
+    gates = r.x.new_zeros(r.x.shape[0], EXPERTS).scatter_(1, r.ids, r.weights)
+    out = torch.zeros_like(r.x)
+    for expert in range(EXPERTS):
+        token, _ = torch.where(r.ids == expert)
+        h = r.x[token] @ m.w13[expert].t() + m.bias[expert]
+        gate, up = h.chunk(2, -1)
+        y = (functional.silu(gate) * up) @ m.w2[expert]
+        out.index_add_(0, token, y * gates[token, expert, None])
+    return out
+
+
 SPELLINGS: list[Body] = [
     _where,
     _modules,
@@ -149,6 +162,7 @@ SPELLINGS: list[Body] = [
     _unweighted,
     _weights_on_rows,
     _matmul_and_bias,
+    _added_bias,
 ]
 spellings = pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda f: f.__name__)
 
@@ -289,6 +303,17 @@ def _other_tokens(m: LoopMoe, r: Routing) -> Tensor:
     return out
 
 
+def _bias_seen_before(m: LoopMoe, r: Routing) -> Tensor:
+    out = torch.zeros_like(r.x)
+    for expert in range(EXPERTS):
+        token, choice = torch.where(r.ids == expert)
+        product = r.x[token] @ m.w13[expert].t()
+        gate, up = (product + m.bias[expert] + product).chunk(2, -1)
+        y = (functional.silu(gate) * up) @ m.w2[expert]
+        out.index_add_(0, token, y * r.weights[token, choice, None])
+    return out
+
+
 def _seen_outside(m: LoopMoe, r: Routing) -> Any:
     out = torch.zeros_like(r.x)
     for expert in range(EXPERTS):
@@ -303,6 +328,7 @@ def _seen_outside(m: LoopMoe, r: Routing) -> Any:
     [
         (_odd_activation, "equal-experts", "expert 3: gelu"),
         (_scaled_by_number, "equal-experts", "expert 2: other = 3.0"),
+        (_bias_seen_before, "equal-experts", "expert 1: other"),
         (_one_missing, "experts", "experts 0 to 4, 5 in all"),
         (_one_twice, "interior-user", ""),
         (_seen_outside, "interior-user", ""),

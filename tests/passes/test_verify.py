@@ -14,7 +14,7 @@ from moe_graph.report import LayerReport
 from tests.passes import test_gathered_weights, test_loops, test_splits
 from tests.passes.families import FAMILIES
 from tests.passes.families import HIDDEN as FAMILY_HIDDEN
-from tests.passes.handwritten import HIDDEN, TOKENS, HandwrittenMoe
+from tests.passes.handwritten import EXPERTS, HIDDEN, TOKENS, HandwrittenMoe
 from tests.passes.test_gathered_weights import GatheredMoe
 from tests.passes.test_layers import Stack
 from tests.passes.test_loops import LoopMoe
@@ -71,6 +71,23 @@ def test_wrong_rewrite_is_taken_back(module: nn.Module, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("module", MODULES, ids=["sorted", "gathered", "loop", "split", "mask"])
 def test_every_form_passes(module: nn.Module) -> None:
     compile_verified(module)(torch.randn(TOKENS, HIDDEN))
+
+
+class GatesReturned(LoopMoe):
+    """A loop that reads gates which somebody else reads, too."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        r = self.route(x)
+        gates = torch.zeros(x.shape[0], EXPERTS).scatter(1, r.ids, r.weights)
+        out = torch.zeros_like(x)
+        for expert in range(EXPERTS):
+            token, _ = torch.where(r.ids == expert)
+            out.index_add_(0, token, self.stacked(x[token], expert) * gates[token, expert, None])
+        return out, gates
+
+
+def test_inputs_that_follow_from_others_are_computed() -> None:
+    compile_verified(GatesReturned(test_loops._where))(torch.randn(TOKENS, HIDDEN))
 
 
 def test_equal_layers_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
