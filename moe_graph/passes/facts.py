@@ -530,3 +530,10 @@ class PlaceOfRow(AboutRoot, Aside):
 
     order: Order
     alone: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenTokens(Aside):
+    """``[E, C, H]``: tokens that each of E chooses among all, as `ids` ``[E, C]`` say."""
+
+    ids: Node

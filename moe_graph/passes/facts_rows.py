@@ -39,6 +39,7 @@ from moe_graph.passes.facts import (
     Unpermuted,
     slot_order,
 )
+from moe_graph.passes.facts_choice import chosen_tokens
 from moe_graph.passes.facts_combine import add_by_token, contribution
 from moe_graph.passes.facts_gathered import gather_weights
 from moe_graph.passes.facts_loops import (
@@ -88,6 +89,9 @@ def _gather_rows(
     call: Call, facts: Facts, source: Node, index: Node, expanded: bool = False
 ) -> Fact | Miss | None:
     """Return what ``source[index]`` is, by the meaning of the index."""
+    chosen = None if expanded else chosen_tokens(facts, source, index)
+    if chosen is not None:
+        return chosen
     fact = facts.of(index)
     if fact is None and not expanded and len(meta.shape(source)) == 3 and meta.is_integer(index):
         # Ids out of a table, say: a layer of gathered weights all the same, which is to be named.

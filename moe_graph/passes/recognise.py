@@ -73,6 +73,12 @@ def find_layers(graph: Graph, facts: Facts) -> list[Layer | LoopLayer | DenseLay
             found[node] = entry
         if isinstance(entry, Layer | LoopLayer | DenseLayer):
             taken |= entry.body | entry.dead
+    choosing = {
+        facts.calls[miss.node]["input"]: miss
+        for miss in reversed(facts.misses)
+        if miss.check == "expert-choice"
+    }
+    found |= {miss.node: Kept(miss.node, miss) for miss in choosing.values()}
     for root, product in _roots_of_products(graph, facts).items():
         if root not in settled:
             found[product] = Kept(product, _nearest_miss(facts, root))

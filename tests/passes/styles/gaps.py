@@ -6,7 +6,6 @@ _P7 = "P7: an expert of a loop that runs on all tokens is not read"
 _P8 = "P8: one-hot dispatch with capacity is not read"
 _P9 = "P9: slots by running counts are not read"
 _P10 = "P10: dropping by probability is not read"
-_P11 = "P11: nothing is said of expert choice"
 
 GAPS: dict[str, str] = {
     "MegatronDropAndPad": _P10,
@@ -17,6 +16,5 @@ GAPS: dict[str, str] = {
     "TutelCumsum": _P9,
     "MegablocksBinned": _P9,
     "VllmAlignBlock": _P9,
-    "ExpertChoice": _P11,
 }
 """Style -> why it is not served as it is to be."""
