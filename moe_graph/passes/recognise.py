@@ -34,6 +34,7 @@ from moe_graph.passes.layer import Layer, anchor_of, layer_of
 from moe_graph.passes.loop_layer import LoopLayer, loop_layer_of
 from moe_graph.passes.loops import Loop, loop_of
 from moe_graph.passes.misses import Miss
+from moe_graph.passes.unread import unread_layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,10 @@ def find_layers(graph: Graph, facts: Facts) -> list[Layer | LoopLayer | DenseLay
     found |= {miss.node: Kept(miss.node, miss) for miss in choosing.values()}
     for root, product in _roots_of_products(graph, facts).items():
         if root not in settled:
+            settled.add(root)
             found[product] = Kept(product, _nearest_miss(facts, root))
+    for miss in unread_layers(graph, facts, [*(root.ids for root in settled), *found]):
+        found[miss.node] = Kept(miss.node, miss)
     return [found[node] for node in sorted(found, key=facts.position.__getitem__)]
 
 
