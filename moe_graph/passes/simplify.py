@@ -28,7 +28,7 @@ from moe_graph.passes import meta
 from moe_graph.passes.canonical import Call, canonical
 from moe_graph.passes.memory import Memory
 from moe_graph.passes.region import ASSERTS, is_identity
-from moe_graph.passes.spellings import RANDOM
+from moe_graph.passes.spellings import RANDOM, VIEWS
 
 _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
 """Op -> second operand that leaves the first as it is."""
@@ -81,10 +81,19 @@ class _Simplification:
         """Return the calls, last first, that together yield their input again; none if unknown."""
         steps = [call]
         while (source := _passed_on(steps[-1])) is not None:
-            if _same_geometry(source, call.node) and _is_one_value(steps):
+            alike = _same_strides(source, call.node) or self._is_index(steps)
+            if alike and _same_kind(source, call.node) and _is_one_value(steps):
                 return steps
             steps.append(self._calls[source])
         return []
+
+    def _is_index(self, steps: list[Call]) -> bool:
+        """Tell whether only ops that do not care for strides read a whole number per element."""
+        node = steps[0].node
+        readers = [self._calls[user] for user in node.users]
+        by_value = all(reader.known and reader.op not in VIEWS for reader in readers)
+        permuted = any(step.op == "permute" for step in steps)
+        return meta.is_integer(node) and by_value and not permuted
 
     def _is_plain(self, steps: list[Call]) -> bool:
         """Tell whether memory and gradients are the same before and after `steps`.
@@ -196,15 +205,16 @@ def _passed_on(call: Call) -> Node | None:
     return source if neutral is not None and plain and other == neutral and exact else None
 
 
-def _same_geometry(left: Node, right: Node) -> bool:
-    """Tell whether two tensors have one shape, one set of strides and one kind of memory."""
+def _same_kind(left: Node, right: Node) -> bool:
+    """Tell whether two tensors have one shape and one kind of memory."""
     one, other = meta.example(left), meta.example(right)
     same = one.device == other.device and one.layout == other.layout == torch.strided
-    return (
-        same
-        and meta.same_shape(tuple(one.shape), tuple(other.shape))
-        and meta.same_shape(tuple(one.stride()), tuple(other.stride()))
-    )
+    return same and meta.same_shape(tuple(one.shape), tuple(other.shape))
+
+
+def _same_strides(left: Node, right: Node) -> bool:
+    one, other = (tuple(meta.example(node).stride()) for node in (left, right))
+    return meta.same_shape(one, other)
 
 
 def _is_one_value(steps: list[Call]) -> bool:

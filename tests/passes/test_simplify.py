@@ -76,6 +76,19 @@ def test_a_no_op_goes(name: str, dynamic: bool) -> None:
     assert torch.equal(got, expected)
 
 
+def test_strides_of_an_index_do_not_matter() -> None:
+    def function(x: Tensor) -> Tensor:
+        index = torch.nonzero(x.detach() > 0)
+        return x[(index.contiguous() + 0)[:, 0]]
+
+    gm, inputs = captured(function)
+    graph = simplified(gm.graph)
+    assert graph is not None
+    assert {"contiguous", "add"} - set(calls(graph))
+    (expected,), (got,) = gm(*inputs), GraphModule(gm, graph)(*inputs)
+    assert torch.equal(got, expected)
+
+
 def written_copy(x: Tensor) -> Tensor:
     y = x.sin()
     z = y.clone()
