@@ -6,7 +6,7 @@ Each stage reads what the stage before it found:
 ``simplify``        no-ops and what nobody reads leave the graph
 ``canonical``       one op name and argument list per node, whatever its spelling
 ``memory``          who shares memory, and when it is written
-``analysis``        the walk; ``facts_*`` hold its rules, ``facts`` what they say
+``analysis``        the walk; ``facts_*`` hold its rules, ``facts`` and ``side_facts`` what they say
 ``recognise``       layers out of facts, or the check that failed (``misses``)
 ``rewrite``         new nodes for a layer (``emit``), old ones erased (``region``)
 ``router_pass``     one op for the router of a rewritten layer (``router_*``), or why none

@@ -9,17 +9,11 @@ from torch.fx import Node
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts
 from moe_graph.passes.endings import Ending
-from moe_graph.passes.facts import (
-    Dense,
-    DenseSum,
-    Gates,
-    Root,
-    ScatteredWeights,
-    SparseLogits,
-)
+from moe_graph.passes.facts import Root, ScatteredWeights
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.products import untransposed
 from moe_graph.passes.region import falls_away
+from moe_graph.passes.side_facts import Dense, DenseSum, Gates, SparseLogits
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ from torch.fx import Node
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts, rule_of
 from moe_graph.passes.canonical import Call
-from moe_graph.passes.facts import ChosenTokens
 from moe_graph.passes.misses import Miss
+from moe_graph.passes.side_facts import ChosenTokens
 
 
 def chosen_tokens(facts: Facts, source: Node, index: Node) -> ChosenTokens | None:

@@ -24,18 +24,10 @@ from torch.fx import Node
 from moe_graph.passes import meta
 from moe_graph.passes.analysis import Facts, rule_of
 from moe_graph.passes.canonical import Call
-from moe_graph.passes.facts import (
-    AboutRoot,
-    Axis,
-    Dense,
-    DenseSum,
-    Fact,
-    Gates,
-    ScatteredWeights,
-    SparseLogits,
-)
+from moe_graph.passes.facts import AboutRoot, Axis, Fact, ScatteredWeights
 from moe_graph.passes.facts_nonzero import nonzero_gates
 from moe_graph.passes.misses import Miss
+from moe_graph.passes.side_facts import Dense, DenseSum, Gates, SparseLogits
 from moe_graph.passes.spellings import ELEMENTWISE
 
 _BY_EXPERT = (Axis.EXPERT, Axis.TOKEN)

@@ -31,12 +31,12 @@ from moe_graph.passes.facts import (
     Layout,
     Masks,
     ScatteredWeights,
-    SparseLogits,
     WeightsOfSlots,
 )
 from moe_graph.passes.facts_rowwise import elementwise, row_local
 from moe_graph.passes.misses import Miss
 from moe_graph.passes.products import swaps_last_dims
+from moe_graph.passes.side_facts import SparseLogits
 
 
 def _axes_of_ids(fact: ExpertIds, rank: int) -> tuple[Axis, ...]:

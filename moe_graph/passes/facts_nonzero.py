@@ -25,19 +25,17 @@ from moe_graph.passes.facts import (
     Axis,
     ExpertIds,
     Fact,
-    GatePlaces,
     Layout,
     Masks,
     Order,
     Outputs,
     PerSlot,
-    PlaceOfRow,
     Rows,
     ScatteredWeights,
-    SortedPlaces,
     TokenOfRow,
 )
 from moe_graph.passes.facts_maps import values_of
+from moe_graph.passes.side_facts import GatePlaces, PlaceOfRow, SortedPlaces
 from moe_graph.passes.spellings import POSITIVE
 
 _TOKEN, _EXPERT = 0, 1

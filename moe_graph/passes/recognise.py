@@ -18,7 +18,6 @@ from moe_graph.passes.endings import other_reader
 from moe_graph.passes.facts import (
     AboutRoot,
     Combined,
-    DenseSum,
     Ends,
     Gathering,
     Joined,
@@ -34,6 +33,7 @@ from moe_graph.passes.layer import Layer, anchor_of, layer_of
 from moe_graph.passes.loop_layer import LoopLayer, loop_layer_of
 from moe_graph.passes.loops import Loop, loop_of
 from moe_graph.passes.misses import Miss
+from moe_graph.passes.side_facts import DenseSum
 from moe_graph.passes.unread import unread_layers
 
 

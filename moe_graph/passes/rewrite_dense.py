@@ -28,9 +28,9 @@ from moe_graph.passes.analysis import Facts
 from moe_graph.passes.combine_weights import Weights
 from moe_graph.passes.dense_layer import DenseLayer
 from moe_graph.passes.emit import Results
-from moe_graph.passes.facts import Dense
 from moe_graph.passes.fused import FusedOps
 from moe_graph.passes.rewriting import Rewrite
+from moe_graph.passes.side_facts import Dense
 
 
 class DenseRewrite(Rewrite):
